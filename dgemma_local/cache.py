@@ -1,0 +1,123 @@
+"""The K/V of committed tokens, and room behind them for the rows a pass works on.
+
+    sliding layers   …[ slack | last W-1 committed ][ rows of this pass ]
+    full layers       [ all committed              ][ rows of this pass ]
+
+A pass writes its rows behind the committed ones and attends over both in one contiguous view. An encoder pass then
+calls `advance`, and they count; a denoising step does not, and the next pass overwrites them: committed entries are
+never touched. W-1, not W: a row's window of W includes the row itself, and every canvas row sees the same W-1
+committed tokens, as with transformers' DynamicSlidingWindowLayer.
+
+The slack lets a conversation step back to the end of its last prompt (`crop`) without encoding it again.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dgemma_local.config import Kind, ModelConfig
+
+SLACK_CANVASES = 4  # the default answer, 1,024 tokens of the real model: 210 MB more on its 25 sliding layers
+
+
+class Memory(Protocol):
+    """What a layer asks: where do my rows' keys and values go, and what do their queries see?"""
+
+    length: int  # committed tokens
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [..., KV, T, d] of this pass -> keys and values [..., KV, N + T, d] that its rows attend over."""
+        ...
+
+    def mask(self, kind: Kind, rows: int, causal: bool) -> Tensor | None:
+        """What `rows` queries may see of those N + T, bool, True is seen; None: everything."""
+        ...
+
+
+def causal_mask(seen: int, rows: int, window: int | None, device: torch.device) -> Tensor:
+    """[rows, seen + rows] bool: row r sits at key seen + r and sees back to itself, `window` keys with itself if given."""
+    distance = torch.arange(seen, seen + rows, device=device)[:, None] - torch.arange(seen + rows, device=device)
+    visible = distance >= 0
+    return visible if window is None else visible & (distance < window)
+
+
+class _Slab:
+    """Keys and values of one layer, [KV, capacity, d] each; slot 0 holds position `base`."""
+
+    def __init__(self, kv_heads: int, head_dim: int, keep: int | None, dtype: torch.dtype, device: torch.device) -> None:
+        self.base = 0
+        self.keep = keep  # committed tokens that must survive; None: all
+        self.k = torch.empty(kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.v = torch.empty_like(self.k)
+
+    def write(self, length: int, k: Tensor, v: Tensor, context: int | None) -> tuple[Tensor, Tensor]:
+        rows = k.shape[-2]
+        if length - self.base + rows > self.k.shape[-2]:
+            self._make_room(length, rows)
+        end = length - self.base
+        self.k[:, end : end + rows] = k
+        self.v[:, end : end + rows] = v
+        start = 0 if context is None else max(0, end - context)
+        return self.k[:, start : end + rows], self.v[:, start : end + rows]
+
+    def _make_room(self, length: int, rows: int) -> None:
+        """Drop what no one may ask for any more; if that is not enough, double."""
+        held = length - self.base
+        kept = held if self.keep is None else min(held, self.keep)
+        capacity = self.k.shape[-2]
+        if kept + rows > capacity:
+            capacity = max(2 * capacity, kept + rows) if self.keep is None else min(2 * capacity, self.keep) + rows
+            capacity = max(capacity, kept + rows)
+        for name in ("k", "v"):
+            old: Tensor = getattr(self, name)
+            new = old.new_empty(old.shape[0], capacity, old.shape[2])
+            new[:, :kept] = old[:, held - kept : held]
+            setattr(self, name, new)
+        self.base = length - kept
+
+
+class Cache:
+    """K/V of one conversation on one device, batch 1."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.length = 0
+        self.device = torch.device(device)
+        self.window = config.sliding_window
+        context = self.window - 1
+        slack = SLACK_CANVASES * config.canvas_length
+        self._context: list[int | None] = [context if layer.kind == "sliding" else None for layer in config.layers]
+        self._slabs = [
+            _Slab(layer.kv_heads, layer.head_dim, None if at is None else at + slack, dtype, self.device)
+            for layer, at in zip(config.layers, self._context, strict=True)
+        ]
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self._slabs[layer].write(self.length, k, v, self._context[layer])
+
+    def mask(self, kind: Kind, rows: int, causal: bool) -> Tensor | None:
+        if not causal:
+            return None  # the view `write` returned is exactly what a canvas row sees
+        if kind == "full":
+            return causal_mask(self.length, rows, None, self.device)
+        return causal_mask(min(self.length, self.window - 1), rows, self.window, self.device)
+
+    def advance(self, rows: int) -> None:
+        """The rows of the encoder pass that just ended are committed."""
+        self.length += rows
+
+    def can_crop(self, length: int) -> bool:
+        """Whether the last W-1 tokens before `length` are still held on every sliding layer."""
+        oldest = max(0, length - (self.window - 1))
+        return 0 <= length <= self.length and all(slab.base <= oldest for slab in self._slabs)
+
+    def crop(self, length: int) -> None:
+        """Forget everything from `length` on. Raises ValueError where `can_crop` says no."""
+        if not self.can_crop(length):
+            raise ValueError(f"cannot crop a cache of {self.length} tokens to {length}: its window is no longer held")
+        self.length = length
+
+    @property
+    def bytes(self) -> int:
+        """Allocated bytes, keys and values of all layers."""
+        return sum(2 * slab.k.numel() * slab.k.element_size() for slab in self._slabs)

@@ -1,0 +1,80 @@
+"""What a user can run into, each with its cure and an exit code of its own.
+
+    DgemmaError                     1   (never raised itself)
+    ├── UsageError                  2   flags that contradict each other, or mean nothing here
+    ├── PromptError                 3   no file, nothing in it, not text, longer than the context
+    ├── UnknownModel                4   no such name in models.toml, no such folder
+    ├── ConfigError                 5   config.json or generation_config.json: absent, broken, not this architecture
+    ├── CheckpointError             6   safetensors: truncated, missing, extra or misshapen tensors
+    ├── TokenizerError              7   tokenizer.json or chat template: absent, broken, without a needed token
+    ├── NumericalError              8   NaN or infinity in a denoising step
+    └── EmptyAnswer                 9   the model finished without a token for the reader
+
+    130 after Ctrl-C, 141 when the reader of stdout has gone (as `cat` would report it).
+
+Raised where the fact is known, shown once, in `cli.main`, as two lines: what, and `fix:` how.
+"""
+
+from typing import ClassVar
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class DgemmaError(Exception):
+    """Something a user can act on: `what` is wrong, and the `fix`; `exit_code` is the process's."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+
+class UsageError(DgemmaError):
+    """Flags that contradict each other, or a value outside its range."""
+
+    exit_code = 2
+
+
+class PromptError(DgemmaError):
+    """The prompt cannot be read, is blank, or does not fit the context."""
+
+    exit_code = 3
+
+
+class UnknownModel(DgemmaError):
+    """No model of that name, and no folder either."""
+
+    exit_code = 4
+
+
+class ConfigError(DgemmaError):
+    """config.json or generation_config.json cannot be used."""
+
+    exit_code = 5
+
+
+class CheckpointError(DgemmaError):
+    """The tensors on disk are not the tensors of this model."""
+
+    exit_code = 6
+
+
+class TokenizerError(DgemmaError):
+    """tokenizer.json or chat_template.jinja cannot be used."""
+
+    exit_code = 7
+
+
+class NumericalError(DgemmaError):
+    """A denoising step produced NaN or infinity."""
+
+    exit_code = 8
+
+
+class EmptyAnswer(DgemmaError):
+    """Generation ended, and not one token of it is for the reader."""
+
+    exit_code = 9

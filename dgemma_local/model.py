@@ -1,0 +1,324 @@
+"""DiffusionGemma in plain torch, readable as its diagram, exact to the reference's rounding.
+
+                 ids ─ embed ─ × √D ─────────────────────────┐
+    prompt or finished canvas                                ├─ layers ─► K/V, committed          encoder: causal
+                                                             │
+    canvas + previous logits ─ self-conditioning ────────────┴─ layers ─ norm ─ head ─► logits    decoder: sees all
+
+Encoder and decoder are one set of layers. One flag, `causal`, tells them apart: the mask, the layer scalar's set, and
+whether the rows' K/V stay in the cache.
+
+Letters   T rows, D model, H heads, KV key/value heads, d head_dim, E experts, A active experts, F expert width,
+          V vocabulary, L canvas; `...` nothing at inference (batch 1), the batch in training.
+Rounding  Tensors are in the weights' dtype. Norms, softmaxes, router weights and the experts' sum are computed in fp32
+          (fp64 in an fp64 model) and rounded once, where the reference rounds.
+Source    transformers 5.24 modeling_diffusion_gemma.py with DynamicCache and grouped_mm experts.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dgemma_local import rope
+from dgemma_local.cache import Cache, Memory
+from dgemma_local.config import LayerConfig, ModelConfig
+
+PREFILL_CHUNK = 512  # rows of an encoder pass: its mask and activations stay small at any prompt length
+
+Weights = Mapping[str, Tensor]
+Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, 1, d]
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every parameter this model wants, by name. q, k, v are one matrix, and so are gate and up: one GEMM each."""
+    D, V, E, F_, S, I = (
+        config.hidden_size,
+        config.vocab_size,
+        config.num_experts,
+        config.expert_size,
+        config.self_conditioning_size,
+        config.intermediate_size,
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (V, D),
+        "norm": (D,),
+        "self_conditioning.pre_norm": (D,),
+        "self_conditioning.gate_up_proj": (2 * S, D),
+        "self_conditioning.down_proj": (D, S),
+    }
+    for i, layer in enumerate(config.layers):
+        shares = 1 if layer.kind == "full" else 2  # on full layers the values are the raw keys
+        own: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (D,),
+            "self_attn.qkv_proj": ((config.heads + shares * layer.kv_heads) * layer.head_dim, D),
+            "self_attn.q_norm": (layer.head_dim,),
+            "self_attn.k_norm": (layer.head_dim,),
+            "self_attn.o_proj": (D, config.heads * layer.head_dim),
+            "post_attention_layernorm": (D,),
+            "pre_feedforward_layernorm": (D,),
+            "mlp.gate_up_proj": (2 * I, D),
+            "mlp.down_proj": (D, I),
+            "post_feedforward_layernorm_1": (D,),
+            "router.scale": (D,),
+            "router.proj": (E, D),
+            "router.per_expert_scale": (E,),
+            "pre_feedforward_layernorm_2": (D,),
+            "experts.gate_up_proj": (E, 2 * F_, D),
+            "experts.down_proj": (E, D, F_),
+            "post_feedforward_layernorm_2": (D,),
+            "post_feedforward_layernorm": (D,),
+            "layer_scalar": (1,),
+            "encoder_layer_scalar": (1,),
+        }
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
+    return shapes
+
+
+def normalise(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis, in fp32 or wider and not yet rounded."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., D] -> [..., D] in x's dtype, rounded once; the weight multiplies directly (no `1 + w`)."""
+    return (normalise(x, eps) * weight).to(x.dtype)
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    """[..., 2F] -> [..., F]: gelu(gate) * up, tanh form, each rounded."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+class MLP:
+    """down(gelu(gate x) * up x)."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        self.gate_up, self.down = gate_up, down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(gated_gelu(F.linear(x, self.gate_up)), self.down)
+
+
+class Attention:
+    """Grouped-query attention with normalised q, k and v, scale 1.0, no softcap.
+
+    On full layers v is the key projection before its norm and rotation; v is never rotated.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
+        layer = config.layers[index]
+        self.index, self.kind, self.heads, self.eps = index, layer.kind, config.heads, config.rms_eps
+        self.kv_heads, self.head_dim = layer.kv_heads, layer.head_dim
+        self.qkv_proj, self.o_proj = weights["self_attn.qkv_proj"], weights["self_attn.o_proj"]
+        self.q_norm, self.k_norm = weights["self_attn.q_norm"], weights["self_attn.k_norm"]
+
+    def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., T, D] -> q [..., H, T, d], k and v [..., KV, T, d], normalised, q and k rotated."""
+        H, KV = self.heads, self.kv_heads
+        heads = normalise(F.linear(x, self.qkv_proj).unflatten(-1, (-1, self.head_dim)), self.eps)  # [..., T, N, d]
+        q = (heads[..., :H, :] * self.q_norm).to(x.dtype)
+        k = (heads[..., H : H + KV, :] * self.k_norm).to(x.dtype)
+        v = heads[..., -KV:, :].to(x.dtype)
+        q, k = rope.rotate(q, *rotary), rope.rotate(k, *rotary)
+        return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+
+    def __call__(self, x: Tensor, rotary: Rotary, memory: Memory, mask: Tensor | None) -> Tensor:
+        q, k, v = self.project(x, rotary)
+        keys, values = memory.write(self.index, k, v)
+        # sdpa takes its fused path on 4 axes only
+        lead = (1,) if q.dim() == 3 else ()
+        q, keys, values = (t.reshape(*lead, *t.shape) for t in (q, keys, values))
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True)
+        return F.linear(out.transpose(1, 2).reshape(*x.shape[:-1], -1), self.o_proj)
+
+
+class Router:
+    """Chooses A experts a row from the un-normalised residual stream."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.top_k, self.width = config.top_k, config.hidden_size**-0.5
+        self.scale, self.proj = weights["router.scale"], weights["router.proj"]
+        self.per_expert_scale = weights["router.per_expert_scale"]
+
+    def probabilities(self, normed: Tensor) -> Tensor:
+        """[..., T, D], x / rms(x), rounded -> [..., T, E] fp32."""
+        u = normed * self.scale * self.width  # two roundings, as the reference has
+        return F.linear(u, self.proj).softmax(-1, dtype=torch.promote_types(u.dtype, torch.float32))
+
+    def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """-> weights [..., T, A] fp32, which need not sum to 1, and expert numbers [..., T, A]."""
+        weights, chosen = self.probabilities(normed).topk(self.top_k, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights * self.per_expert_scale[chosen], chosen
+
+
+class Experts:
+    """A mixture of E gated MLPs; rows are grouped by expert, so that each expert's weights are read once."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        self.gate_up, self.down = gate_up, down  # [E, 2F, D], [E, D, F]
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """x [..., T, D], weights and chosen [..., T, A] -> [..., T, D], summed in fp32 and rounded once."""
+        A = chosen.shape[-1]
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)  # pairs (row, slot), expert by expert
+        ends = torch.bincount(flat, minlength=self.gate_up.shape[0]).cumsum(0).int()
+        rows = x.flatten(0, -2)[order // A]
+        out = grouped_linear(gated_gelu(grouped_linear(rows, self.gate_up, ends)), self.down, ends)
+        by_row = out[order.argsort()].unflatten(0, (-1, A))  # [T, A, D]
+        return (by_row * weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """x [P, in], sorted by group; weight [E, out, in]; ends [E] int32, one past each group's last row -> [P, out]."""
+    if x.dtype != torch.float64 and all(n * x.element_size() % 16 == 0 for n in weight.shape[1:]):
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    # grouped_mm wants 16-byte strides and knows no fp64
+    edges = [0, *ends.tolist()]
+    return torch.cat([F.linear(x[a:b], w) for a, b, w in zip(edges, edges[1:], weight, strict=False)])
+
+
+class Layer:
+    """Attention, then a dense MLP and a mixture of experts side by side.
+
+        x ─ norm ─ attention ─ norm ─┬─ + ─┬─ norm ─ mlp ──────── norm ─┐
+        └────────────────────────────┘     ├─ router ─────────┐         + ─ norm ─ + ─ × scalar
+                                           ├─ norm ─ experts ─┴─ norm ──┘          │
+                                           └───────────────────────────────────────┘
+
+    The scalar multiplies the whole residual stream, and encoder and decoder have each their own.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
+        self.eps = config.rms_eps
+        self.attention = Attention(config, index, weights)
+        self.mlp = MLP(weights["mlp.gate_up_proj"], weights["mlp.down_proj"])
+        self.router = Router(config, weights)
+        self.experts = Experts(weights["experts.gate_up_proj"], weights["experts.down_proj"])
+        self.input_layernorm = weights["input_layernorm"]
+        self.post_attention_layernorm = weights["post_attention_layernorm"]
+        self.pre_feedforward_layernorm = weights["pre_feedforward_layernorm"]
+        self.pre_feedforward_layernorm_2 = weights["pre_feedforward_layernorm_2"]
+        self.post_feedforward_layernorm_1 = weights["post_feedforward_layernorm_1"]
+        self.post_feedforward_layernorm_2 = weights["post_feedforward_layernorm_2"]
+        self.post_feedforward_layernorm = weights["post_feedforward_layernorm"]
+        self.scalars = {True: weights["encoder_layer_scalar"], False: weights["layer_scalar"]}
+
+    def __call__(self, x: Tensor, rotary: Rotary, memory: Memory, mask: Tensor | None, causal: bool) -> Tensor:
+        """x [..., T, D] -> [..., T, D]."""
+        eps = self.eps
+        attended = self.attention(rms_norm(x, self.input_layernorm, eps), rotary, memory, mask)
+        r = x + rms_norm(attended, self.post_attention_layernorm, eps)
+        unit = normalise(r, eps)  # one normalisation, three readers
+        dense = self.mlp((unit * self.pre_feedforward_layernorm).to(r.dtype))
+        routed = self.experts((unit * self.pre_feedforward_layernorm_2).to(r.dtype), *self.router(unit.to(r.dtype)))
+        both = rms_norm(dense, self.post_feedforward_layernorm_1, eps)
+        both = both + rms_norm(routed, self.post_feedforward_layernorm_2, eps)
+        return (r + rms_norm(both, self.post_feedforward_layernorm, eps)) * self.scalars[causal]
+
+
+class SelfConditioning:
+    """What the previous step thought, as a soft embedding through a gated MLP, added to the canvas embedding."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.eps = config.rms_eps
+        self.pre_norm = weights["self_conditioning.pre_norm"]
+        self.mlp = MLP(weights["self_conditioning.gate_up_proj"], weights["self_conditioning.down_proj"])
+
+    def __call__(self, embedded: Tensor, soft: Tensor | None) -> Tensor:
+        """embedded, soft [..., L, D] -> [..., L, D]. Without a previous step the MLP adds nothing; the norm stays."""
+        if soft is not None:
+            embedded = embedded + self.mlp(rms_norm(soft, self.pre_norm, self.eps))
+        return normalise(embedded, self.eps).to(embedded.dtype)  # post_norm, which has no weight
+
+
+class DiffusionGemma:
+    """The whole network over the parameters that `parameter_shapes` names, all of one dtype on one device."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.embed_tokens, self.norm = weights["embed_tokens"], weights["norm"]
+        self.dtype, self.device = self.embed_tokens.dtype, self.embed_tokens.device
+        # √D is rounded to the weights' dtype before it multiplies: 53.0 in bf16 for D = 2,816
+        self.embed_scale = float(torch.tensor(config.hidden_size**0.5, dtype=self.dtype))
+        self.self_conditioning = SelfConditioning(config, weights)
+        self.layers = [
+            Layer(config, i, {k.removeprefix(f"layers.{i}."): w for k, w in weights.items() if k.startswith(f"layers.{i}.")})
+            for i in range(len(config.layers))
+        ]
+        self._rotary: dict[LayerConfig, Rotary] = {}
+
+    # ── the engine's three verbs ──────────────────────────────────────────────────────────────────────────────────
+
+    def new_cache(self) -> Cache:
+        """An empty cache for one conversation."""
+        return Cache(self.config, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def encode(self, ids: Tensor, cache: Cache, chunk: int = PREFILL_CHUNK) -> None:
+        """Prefill or commit: ids [T] int64 join the cache. Chunks of any size give the same K/V."""
+        for rows in ids.split(chunk):
+            self.hidden(self.embed(rows), cache, causal=True, kv_only=True)
+            cache.advance(len(rows))
+
+    @torch.inference_mode()
+    def denoise(self, canvas: Tensor, cache: Cache, previous: Tensor | None) -> Tensor:
+        """canvas [L] int64, previous step's temperature-scaled logits [L, V] or None -> softcapped logits [L, V] fp32.
+
+        The cache's committed entries are not touched.
+        """
+        x = self.self_conditioning(self.embed(canvas), None if previous is None else self.soften(previous))
+        return self.head(self.hidden(x, cache, causal=False))
+
+    # ── their parts, in order; differentiable, any leading axes ───────────────────────────────────────────────────
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[..., T] int64 -> [..., T, D]."""
+        return F.embedding(ids, self.embed_tokens) * self.embed_scale
+
+    def soften(self, logits: Tensor) -> Tensor:
+        """[..., L, V] temperature-scaled -> [..., L, D], the expected embedding.
+
+        Logits are rounded to the weights' dtype before the softmax and probabilities after it; the scale multiplies
+        the product. In bf16 all three are visible in the result.
+        """
+        wide = torch.promote_types(self.dtype, torch.float32)
+        probabilities = logits.to(self.dtype).softmax(-1, dtype=wide).to(self.dtype)
+        return probabilities @ self.embed_tokens * self.embed_scale
+
+    def hidden(self, x: Tensor, memory: Memory, causal: bool, kv_only: bool = False) -> Tensor:
+        """x [..., T, D] through all layers and the final norm, at positions memory.length … + T - 1.
+
+        `kv_only` leaves out what follows the last layer's K/V, which is all that an encoder pass is for.
+        """
+        rows = x.shape[-2]
+        masks = {kind: memory.mask(kind, rows, causal) for kind in self.config.rope}
+        for layer, geometry in zip(self.layers, self.config.layers, strict=True):
+            rotary = self._rotary_at(geometry, memory.length, rows)
+            if kv_only and layer is self.layers[-1]:
+                _, k, v = layer.attention.project(rms_norm(x, layer.input_layernorm, layer.eps), rotary)
+                memory.write(layer.attention.index, k, v)
+                return x
+            x = layer(x, rotary, memory, masks[geometry.kind], causal)
+        return rms_norm(x, self.norm, self.config.rms_eps)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[..., L, D] -> [..., L, V] fp32; the product is rounded to the weights' dtype before the softcap."""
+        logits = F.linear(hidden, self.embed_tokens)
+        cap = self.config.softcap
+        return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / cap).tanh() * cap
+
+    def _rotary_at(self, geometry: LayerConfig, start: int, rows: int) -> Rotary:
+        """Rows start … start + rows - 1 of the geometry's table, which grows by doubling."""
+        held = self._rotary.get(geometry)
+        if held is None or held[0].shape[0] < start + rows:
+            size = max(start + rows, 2 * held[0].shape[0] if held else 2 * PREFILL_CHUNK)
+            positions = torch.arange(size, device=self.device)
+            cos, sin = rope.table(self.config.rope[geometry.kind], geometry.head_dim, positions, self.dtype)
+            held = self._rotary[geometry] = (cos[:, None], sin[:, None])
+        return held[0][start : start + rows], held[1][start : start + rows]
