@@ -9,7 +9,7 @@ Timings travel beside the events (`session.timed`). Canvases and steps count fro
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["end", "budget", "stop", "interrupted"]
+FinishReason = Literal["end", "budget", "context", "stop", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CanvasCommitted:
 class Finished:
     """Always the last event."""
 
-    reason: FinishReason  # an end token, the token budget, a stop string, Ctrl-C
+    reason: FinishReason  # an end token, the token budget, no room for another canvas, a stop string, Ctrl-C
     tokens: tuple[int, ...]  # the answer, end token excluded
     canvases: int  # committed
     steps: int  # denoising steps over all canvases

@@ -242,6 +242,7 @@ class DiffusionGemma:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
+        self.canvas_length, self.max_positions = config.canvas_length, config.max_positions
         self.embed_tokens, self.norm = weights["embed_tokens"], weights["norm"]
         self.dtype, self.device = self.embed_tokens.dtype, self.embed_tokens.device
         # √D is rounded to the weights' dtype before it multiplies: 53.0 in bf16 for D = 2,816
@@ -274,6 +275,19 @@ class DiffusionGemma:
         """
         x = self.self_conditioning(self.embed(canvas), None if previous is None else self.soften(previous))
         return self.head(self.hidden(x, cache, causal=False))
+
+    @torch.inference_mode()
+    def first_bad_layer(self, canvas: Tensor, cache: Cache, previous: Tensor | None) -> str:
+        """Which part of this denoising step is the first to hold NaN or infinity: a name for an error message."""
+        x = self.self_conditioning(self.embed(canvas), None if previous is None else self.soften(previous))
+        if not x.isfinite().all():
+            return "the embedding or self-conditioning"
+        for i, (layer, geometry) in enumerate(zip(self.layers, self.config.layers, strict=True)):
+            rotary = self._rotary_at(geometry, cache.length, len(canvas))
+            x = layer(x, rotary, cache, None, causal=False)
+            if not x.isfinite().all():
+                return f"layer {i}"
+        return "the final norm or head"
 
     # ── their parts, in order; differentiable, any leading axes ───────────────────────────────────────────────────
 

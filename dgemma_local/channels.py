@@ -1,0 +1,126 @@
+"""Committed ids to thought, answer and tool calls: the one decoder behind every front end.
+
+    <|channel>thought\\n … <channel|> answer <|tool_call>call:NAME{…}<tool_call|>
+
+Markers are read as ids, before any text exists: decoding first and stripping specials after removes the markers, and
+leaves the channel's name, `thought`, in the answer. Only committed canvases go through here; a draft's markers need not
+balance.
+
+Every channel is a thought, whatever its name, since chat templates cut every channel from history. Only the name
+`thought` is dropped; another name or none at all stays at the head of the thought, so that nothing is lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dgemma_local.tokens import SpecialIds, StreamDecoder, Tokenizer
+
+Kind = Literal["thought", "answer", "tool_call"]
+
+_NAME = "thought"
+_LABEL = f"{_NAME}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text, never empty. A thought or an answer may come in many pieces, a tool call comes whole."""
+
+    kind: Kind
+    text: str
+
+
+def opens_channel(prompt: Sequence[int], special: SpecialIds) -> bool:
+    """Whether the prompt ends inside a channel: templates may open one after a tool's result, for the model to go on in.
+
+    A channel left open in an earlier turn, or spelled out in a tool's result, does not count.
+    """
+    closers = {special.channel_close, special.turn_open, special.turn_close, special.tool_close, special.response_close}
+    last = next((token for token in reversed(prompt) if token == special.channel_open or token in closers), None)
+    return last == special.channel_open
+
+
+class AnswerDecoder:
+    """State machine over the ids of one answer; how they are split over `feed` changes neither text nor order.
+
+    Control tokens are in no text, but for <|"|> in tool calls, which quotes their strings. A tool call is the raw text
+    between its markers; one that is never closed becomes text of whatever it stands in, the answer or a thought.
+    Stray closers are ignored. Text is exact: nothing is stripped but the label.
+
+    open_channel: the prompt opened one (`opens_channel`). The label is then the prompt's, and dropped if it is repeated.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, open_channel: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._stream = StreamDecoder(tokenizer)
+        self._in_channel = open_channel
+        self._label: str | None = "" if open_channel else None  # held while it may become "thought\n"; None: past it
+        self._call: list[int] | None = None  # since <|tool_call>; None: in no call
+        self._pieces: list[Piece] = []
+
+    @property
+    def in_thought(self) -> bool:
+        """Whether a channel is open: the answer has yet to come."""
+        return self._in_channel
+
+    def feed(self, ids: Sequence[int]) -> list[Piece]:
+        """The pieces that `ids` complete."""
+        for token in ids:
+            self._take(token)
+        return self._drain()
+
+    def close(self) -> list[Piece]:
+        """The pieces still held when generation ends."""
+        self._settle()
+        return self._drain()
+
+    def _take(self, token: int) -> None:
+        special = self._tokenizer.special
+        if token == special.channel_open:
+            self._settle()
+            self._in_channel, self._label = True, ""
+        elif token == special.channel_close and self._in_channel:
+            self._settle()
+            self._in_channel = False
+        elif token == special.call_open:
+            self._settle()
+            self._call = []
+        elif token == special.call_close:
+            self._emit("tool_call", self._tokenizer.decode(self._call or ()))
+            self._call = None
+        elif self._call is not None:
+            if token == special.quote or not self._tokenizer.is_control(token):
+                self._call.append(token)
+        elif not self._tokenizer.is_control(token):
+            self._say(self._stream.feed((token,)))
+
+    def _settle(self) -> None:
+        """Lets go of everything held: half a character, what might have been a label, a call without an end."""
+        self._say(self._stream.close())
+        held, self._label = self._label, None
+        if held and held != _NAME:
+            self._say(held)
+        unclosed, self._call = self._call, None
+        if unclosed:
+            self._say(self._tokenizer.decode(unclosed))
+
+    def _say(self, text: str) -> None:
+        if self._label is not None:
+            text = self._label + text
+            if text != _LABEL and _LABEL.startswith(text):
+                self._label = text
+                return
+            self._label = None
+            text = text.removeprefix(_LABEL)
+        self._emit("thought" if self._in_channel else "answer", text)
+
+    def _emit(self, kind: Kind, text: str) -> None:
+        if not text:
+            return
+        if kind != "tool_call" and self._pieces and self._pieces[-1].kind == kind:
+            text = self._pieces.pop().text + text
+        self._pieces.append(Piece(kind, text))
+
+    def _drain(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces

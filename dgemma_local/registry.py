@@ -1,0 +1,151 @@
+"""The table of models: a name, or a folder, to the folder to open.
+
+Two files of one form: `models.toml` of this package, and the user's own. The user's wins, key by key, so that one line,
+`folder = …`, tells where a known model was downloaded to.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgemma_local.errors import ConfigError, UnknownModel
+
+_PACKAGE = Path(__file__).resolve().parent
+_READ = ("bf16", None)  # formats that can be loaded so far; None: the folder's own files will tell
+_TEXT = ("repository", "revision", "folder", "format", "licence", "note")
+_NUMBERS: dict[str, tuple[type, ...]] = {"bytes": (int,), "needs": (int, float)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model. None is not known; of `repository` and `folder`, one at least is."""
+
+    name: str
+    repository: str | None = None  # on huggingface.co
+    revision: str | None = None  # a commit there; None: not pinned
+    folder: Path | None = None
+    format: str | None = None  # "bf16", "fp8", "nvfp4"
+    bytes: int | None = None  # of the weight files
+    needs: float | None = None  # GiB of VRAM with 8,192 tokens of context; 0: runs on a CPU
+    licence: str | None = None
+    note: str = ""  # one line on quality
+
+
+def table() -> dict[str, Entry]:
+    """Every known model by name, the packaged ones first.
+
+    Raises ConfigError: a file that is not TOML, a key or a value without a meaning.
+    """
+    inside = _PACKAGE / "models.toml"  # a wheel carries the table inside the package; a checkout keeps it beside
+    merged = _read(inside if inside.is_file() else _PACKAGE.parent / "models.toml", _PACKAGE)
+    own = user_file()
+    for name, values in _read(own, own.parent).items():
+        # another repository is another model: our revision and sizes say nothing about it
+        merged[name] = values if "repository" in values else merged.get(name, {}) | values
+        if not {"repository", "folder"} & merged[name].keys():
+            raise ConfigError(f"{own}: [{name}] has neither 'folder' nor 'repository'", "add one of the two")
+    return {name: Entry(name=name, **values) for name, values in merged.items()}
+
+
+def user_file() -> Path:
+    """Where the user's table may lie. XDG_CONFIG_HOME counts where it is absolute, as its specification has it."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (home if home.is_absolute() else _expand("~/.config")) / "dgemma" / "models.toml"
+
+
+def resolve(name_or_folder: str) -> tuple[str, Path]:
+    """A name of the table, or a folder -> the name to show, the folder to open.
+
+    A name wins over a folder called the same; `./name` is the folder. Raises UnknownModel: neither, a model that is not
+    on this machine, a file where its folder is wanted. Raises ConfigError as `table` does.
+    """
+    entries = table()
+    entry = entries.get(name_or_folder)
+    if entry is not None and entry.folder is not None:
+        if not _is_folder(entry.folder):
+            raise UnknownModel(
+                f"the folder of {entry.name!r} is not there: {entry.folder}",
+                f"give a folder that is, here or as `folder` in {user_file()}",
+            )
+        return entry.name, entry.folder
+    path = _expand(name_or_folder)
+    if entry is None and name_or_folder.strip() and _is_folder(path):
+        return path.resolve().name, path
+    for known in entries.values():
+        if name_or_folder in (known.name, known.repository):
+            if known.format not in _READ:
+                able = ", ".join(name for name, other in entries.items() if other.format in _READ)
+                raise UnknownModel(
+                    f"{known.name!r} is stored in {known.format}, which dgemma does not read yet",
+                    f"pick one of: {able}",
+                )
+            at = f" --revision {known.revision}" if known.revision else ""
+            raise UnknownModel(
+                f"{known.name!r} is not on this machine, and dgemma does not fetch models yet",
+                f"run `hf download {known.repository}{at} --local-dir FOLDER` and give FOLDER",
+            )
+    if path.suffix in (".safetensors", ".gguf", ".bin", ".json"):
+        raise UnknownModel(f"{name_or_folder!r} is not a folder", "give the folder that holds the whole checkpoint")
+    raise UnknownModel(
+        f"no model and no folder is called {name_or_folder!r}", f"pick one of: {', '.join(entries)}; or give a folder"
+    )
+
+
+def _read(path: Path, base: Path) -> dict[str, dict[str, Any]]:
+    """One file's entries, checked; folders relative to `base`. No file, no entries."""
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", "check its permissions, or remove it") from None
+    try:
+        entries = tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = 1 + raw.count(b"\n", 0, error.start)
+        raise ConfigError(f"{path} is not UTF-8 at line {line}", "save the file as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        last = 1 + raw.rstrip().count(b"\n")
+        why = str(error).replace("end of document", f"end of document, line {last}")
+        raise ConfigError(f"{path} is not TOML: {why}", "correct that line, or remove the file") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not TOML: nested too deep", "correct it, or remove the file") from None
+    return {name: _check(path, name, values, base) for name, values in entries.items()}
+
+
+def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path}: {name!r} is not a table", f"give each model a table: [{name}]")
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _TEXT:
+            good = isinstance(value, str) and value.strip() != "" and value.isprintable()
+        elif key in _NUMBERS:
+            good = type(value) in _NUMBERS[key] and 0 <= value < float("inf")
+        else:
+            known = ", ".join((*_TEXT, *_NUMBERS))
+            raise ConfigError(f"{path}: [{name}] has an unknown key {key!r}", f"known are: {known}")
+        if not good:
+            wanted = "one line of text" if key in _TEXT else "a number from 0"
+            raise ConfigError(f"{path}: [{name}] {key} = {value!r} is not {wanted}", "correct that line")
+        checked[key] = base / _expand(value) if key == "folder" else value
+    return checked
+
+
+def _expand(path: str) -> Path:
+    """`~` is the home folder where there is one: a container's user may have none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whatever the string: one too long for a path, or behind a folder that may not be entered, is not a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False

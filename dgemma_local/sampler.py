@@ -1,0 +1,95 @@
+"""The entropy-bound sampler: a pure function from one canvas state to the next.
+
+    z        softcapped logits / temperature                      temperature falls linearly from t_max towards t_min
+    draft    argmax z                                             shown to people, and committed at the end
+    H        entropy of softmax(z) a position, nats
+    accepted the calmest positions whose calmer ones sum to ≤ entropy_bound
+    next     a sample of softmax(z) where accepted, a uniform random token elsewhere: nothing is remembered
+    done     the draft equals the last `stability` drafts, and mean H < confidence; or the steps ran out
+
+What is committed is the last draft, never the sampled canvas (transformers; Google's JAX code commits the sample).
+Source: transformers 5.24 generation_diffusion_gemma.py; vectors in tests/golden.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dgemma_local.config import GenerationConfig
+from dgemma_local.noise import Noise
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """One canvas between two denoising steps; L positions, V vocabulary ids."""
+
+    number: int  # within the answer, from 0
+    step: int  # the step that comes next, from 0
+    next: Tensor  # [L] int64, what that step reads; when done, what is committed
+    history: tuple[Tensor, ...] = ()  # the last `stability` drafts, newest last
+    logits: Tensor | None = None  # [L, V] fp32, last step's, temperature-scaled: the self-conditioning
+    draft: Tensor | None = None  # [L] int64, argmax of them
+    accepted: Tensor | None = None  # [L] bool
+    entropy: Tensor | None = None  # [L] fp32, nats
+    temperature: float = 0.0  # of the last step
+    converged: bool = False  # stable and confident
+    done: bool = False  # converged, or out of steps
+
+
+def temperature(config: GenerationConfig, step: int) -> Tensor:
+    """0-dim fp32. Computed in fp32 from the steps that are left, as the reference does; t_min is never reached."""
+    left = torch.tensor(config.steps - step, dtype=torch.int32)
+    return config.t_min + (config.t_max - config.t_min) * (left / config.steps)
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """[L, V] fp32 -> [L] nats, of softmax(logits). -inf logits are safe: they have no part in the sum.
+
+    In the centred one-pass form of the kernels: H = log Z - S / Z with Z = Σ e^c, S = Σ e^c c, c = z - max z.
+    """
+    centred = logits - logits.amax(-1, keepdim=True)
+    weight = centred.exp()
+    total = weight.sum(-1)
+    return total.log() - (weight * centred.clamp_min(torch.finfo(logits.dtype).min)).sum(-1) / total
+
+
+def accept(entropy: Tensor, bound: float) -> Tensor:
+    """[L] fp32 -> [L] bool: calmest first, as long as those before sum to ≤ bound. One is always accepted."""
+    ordered, index = entropy.sort()
+    before = F.pad(ordered.cumsum(0)[:-1], (1, 0))  # not cumsum - own: in fp32 that is not monotone
+    return torch.zeros_like(index, dtype=torch.bool).scatter(0, index, before <= bound)
+
+
+def begin(number: int, noise: Noise) -> Canvas:
+    """A canvas of random tokens."""
+    return Canvas(number=number, step=0, next=noise.canvas(number))
+
+
+def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noise) -> Canvas:
+    """One denoising step: softcapped logits [L, V] fp32 -> the next state. Draws: one sample, one re-noise."""
+    t = temperature(config, canvas.step)
+    scaled = logits / t.to(logits.device)
+    draft = scaled.argmax(-1)
+    entropy = entropies(scaled)
+    accepted = accept(entropy, config.entropy_bound)
+    sampled = noise.sample(scaled, accepted, canvas.number, canvas.step)
+    fresh = noise.renoise(canvas.number, canvas.step)
+    k = config.stability
+    stable = len(canvas.history) == k and all(torch.equal(draft, past) for past in canvas.history)
+    converged = stable and bool(entropy.mean() < config.confidence)
+    done = converged or canvas.step + 1 == config.steps
+    return replace(
+        canvas,
+        step=canvas.step + 1,
+        next=draft if done else torch.where(accepted, sampled, fresh),
+        history=(*canvas.history, draft)[-k:] if k else (),
+        logits=scaled,
+        draft=draft,
+        accepted=accepted,
+        entropy=entropy,
+        temperature=float(t),
+        converged=converged,
+        done=done,
+    )
