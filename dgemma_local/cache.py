@@ -45,7 +45,9 @@ def causal_mask(seen: int, rows: int, window: int | None, device: torch.device) 
 class _Slab:
     """Keys and values of one layer, [KV, capacity, d] each; slot 0 holds position `base`."""
 
-    def __init__(self, kv_heads: int, head_dim: int, keep: int | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, kv_heads: int, head_dim: int, keep: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.base = 0
         self.keep = keep  # committed tokens that must survive; None: all
         self.k = torch.empty(kv_heads, 0, head_dim, dtype=dtype, device=device)

@@ -196,7 +196,7 @@ def _parse_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any]
     if start == b"version ":
         raise CheckpointError(f"{path} is a git-lfs pointer, not the tensors", "run `git lfs pull`, or fetch the file")
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or 8 + length > size:
+    if 8 + length > size:
         raise CheckpointError(f"{path} is truncated, or not safetensors: {size:,} bytes cannot hold its header", _AGAIN)
     if length > MAX_HEADER:
         raise CheckpointError(f"{path} is not safetensors: a header of {length:,} bytes", _AGAIN)

@@ -104,7 +104,9 @@ class _Keys:
         value = self.raw(key)
         good = type(value) in (int, float) and above <= value < float("inf") and (inclusive or value > above)
         if not good:
-            raise self.fail(f"'{self.where}{key}' is {value!r}, not a number {'from' if inclusive else 'above'} {above:g}")
+            raise self.fail(
+                f"'{self.where}{key}' is {value!r}, not a number {'from' if inclusive else 'above'} {above:g}"
+            )
         return float(value)
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -159,7 +161,9 @@ def _layer(text: _Keys, index: int, kind: Kind) -> LayerConfig:
     if head_dim % 2:
         raise text.fail(f"layer {index} has head_dim {head_dim}, which is odd: rotary embedding pairs dimensions")
     if text.integer("num_attention_heads") % kv_heads:
-        raise text.fail(f"layer {index}: {kv_heads} key/value heads do not divide {text.raw('num_attention_heads')} heads")
+        raise text.fail(
+            f"layer {index}: {kv_heads} key/value heads do not divide {text.raw('num_attention_heads')} heads"
+        )
     return LayerConfig(kind=kind, head_dim=head_dim, kv_heads=kv_heads)
 
 

@@ -114,17 +114,17 @@ class Attention:
         self.index, self.kind, self.heads, self.eps = index, layer.kind, config.heads, config.rms_eps
         self.kv_heads, self.head_dim = layer.kv_heads, layer.head_dim
         self.qkv_proj, self.o_proj = weights["self_attn.qkv_proj"], weights["self_attn.o_proj"]
-        self.q_norm, self.k_norm = weights["self_attn.q_norm"], weights["self_attn.k_norm"]
+        q_norm, k_norm = weights["self_attn.q_norm"], weights["self_attn.k_norm"]
+        self.qk_norm = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])  # [H + KV, d]
 
     def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., T, D] -> q [..., H, T, d], k and v [..., KV, T, d], normalised, q and k rotated."""
         H, KV = self.heads, self.kv_heads
-        heads = normalise(F.linear(x, self.qkv_proj).unflatten(-1, (-1, self.head_dim)), self.eps)  # [..., T, N, d]
-        q = (heads[..., :H, :] * self.q_norm).to(x.dtype)
-        k = (heads[..., H : H + KV, :] * self.k_norm).to(x.dtype)
-        v = heads[..., -KV:, :].to(x.dtype)
-        q, k = rope.rotate(q, *rotary), rope.rotate(k, *rotary)
-        return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+        projected = F.linear(x, self.qkv_proj)
+        heads = normalise(projected.view(*x.shape[:-1], -1, self.head_dim), self.eps)  # [..., T, N, d]
+        qk = rope.rotate((heads[..., : H + KV, :] * self.qk_norm).to(x.dtype), *rotary).transpose(-3, -2)
+        v = heads[..., -KV:, :].to(x.dtype).transpose(-3, -2)
+        return qk[..., :H, :, :], qk[..., H:, :, :], v
 
     def __call__(self, x: Tensor, rotary: Rotary, memory: Memory, mask: Tensor | None) -> Tensor:
         q, k, v = self.project(x, rotary)
@@ -170,7 +170,7 @@ class Experts:
         ends = torch.bincount(flat, minlength=self.gate_up.shape[0]).cumsum(0).int()
         rows = x.flatten(0, -2)[order // A]
         out = grouped_linear(gated_gelu(grouped_linear(rows, self.gate_up, ends)), self.down, ends)
-        by_row = out[order.argsort()].unflatten(0, (-1, A))  # [T, A, D]
+        by_row = out[order.argsort()].view(-1, A, out.shape[-1])  # [T, A, D]
         return (by_row * weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
 
 
@@ -249,7 +249,11 @@ class DiffusionGemma:
         self.embed_scale = float(torch.tensor(config.hidden_size**0.5, dtype=self.dtype))
         self.self_conditioning = SelfConditioning(config, weights)
         self.layers = [
-            Layer(config, i, {k.removeprefix(f"layers.{i}."): w for k, w in weights.items() if k.startswith(f"layers.{i}.")})
+            Layer(
+                config,
+                i,
+                {k.removeprefix(f"layers.{i}."): w for k, w in weights.items() if k.startswith(f"layers.{i}.")},
+            )
             for i in range(len(config.layers))
         ]
         self._rotary: dict[LayerConfig, Rotary] = {}

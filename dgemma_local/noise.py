@@ -19,7 +19,7 @@ needed. The turn of a conversation is no input.
 E is never 0 and never infinite. Words and uniform tokens are bit-equal everywhere, E within 4 ulp.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -30,6 +30,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LANES = 128  # vocabulary ids that 32 counters serve: four words each
+AHEAD = 16  # denoising steps whose re-noise is drawn at once; a canvas of the real model takes about as many
 WORD = 0xFFFFFFFF
 
 
@@ -59,18 +60,18 @@ class Noise(Protocol):
 
 def philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
     """counter [4, ...] int64 holding uint32 values -> four words [4, ...], the same."""
-    # The two multiplications of a round go side by side: even counters in one tensor, odd ones in the other.
+    # A round's two multiplications go side by side: c0 and c2 in one tensor, c1 and c3 in the other. Each round leaves
+    # both pairs in the opposite order, and the constants of the next one follow; ten rounds restore it.
     even, odd = counter[0::2], counter[1::2]
     lanes = (2, *[1] * (counter.dim() - 1))
-    by = torch.tensor(MULTIPLIERS, device=counter.device).view(lanes)
-    # key words in the order that each round xors them, [rounds, 2]
-    keys = torch.tensor(
-        [[(k + r * w) & WORD for k, w in zip(key, WEYL, strict=True)] for r in range(ROUNDS)], device=counter.device
-    ).view(ROUNDS, *lanes)
+    by = torch.tensor([MULTIPLIERS, MULTIPLIERS[::-1]], device=counter.device).view(2, *lanes)
+    keys = [
+        [(k + r * w) & WORD for k, w in zip(key, WEYL, strict=True)][:: -1 if r % 2 == 0 else 1] for r in range(ROUNDS)
+    ]
+    xors = torch.tensor(keys, device=counter.device).view(ROUNDS, *lanes)
     for r in range(ROUNDS):
-        product = even * by  # wraps in int64; its bits are the uint64 product's
-        high = (product >> 32) & WORD
-        even, odd = high.flip(0) ^ odd ^ keys[r], (product & WORD).flip(0)
+        product = even * by[r % 2]  # wraps in int64; its bits are the uint64 product's
+        even, odd = (product >> 32) & WORD ^ odd.flip(0) ^ xors[r], product & WORD
     return torch.stack([even, odd], 1).flatten(0, 1)
 
 
@@ -97,36 +98,42 @@ class PhiloxNoise:
     vocab_size: int
     device: torch.device
     attempt: int = 0  # a retry of the same canvas raises it
+    _ahead: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed} is not in 0 … 2^64 - 1")
 
-    def words(self, purpose: Purpose, canvas: int, step: int, positions: Tensor, groups: Tensor) -> Tensor:
-        """positions [P], groups [G] -> words [4, P, G] int64."""
-        counter = torch.empty(4, len(positions), len(groups), dtype=torch.int64, device=self.device)
-        counter[0] = groups
-        counter[1] = positions[:, None]
-        counter[2] = (purpose << 16) + step
-        counter[3] = (self.attempt << 24) + canvas
-        return philox(counter, (self.seed & WORD, self.seed >> 32))
+    def words(
+        self, purpose: Purpose, canvas: int, steps: Tensor | int, positions: Tensor, groups: Tensor | int
+    ) -> Tensor:
+        """Words [4, ...] int64 of the counters that `steps`, `positions` and `groups` broadcast to."""
+        c2 = steps + (purpose << 16)
+        counter = torch.broadcast_tensors(*(torch.as_tensor(c, device=self.device) for c in (groups, positions, c2)))
+        c3 = torch.full_like(counter[0], (self.attempt << 24) + canvas)
+        return philox(torch.stack([*counter, c3]), (self.seed & WORD, self.seed >> 32))
 
-    def _uniform(self, purpose: Purpose, canvas: int, step: int) -> Tensor:
-        positions = torch.arange(self.length, device=self.device)
-        word = self.words(purpose, canvas, step, positions, torch.zeros(1, dtype=torch.int64, device=self.device))[0, :, 0]
+    def _uniform(self, purpose: Purpose, canvas: int, steps: Tensor | int) -> Tensor:
+        word = self.words(purpose, canvas, steps, torch.arange(self.length, device=self.device), 0)[0]
         return (word * self.vocab_size) >> 32
 
     def canvas(self, canvas: int) -> Tensor:
         return self._uniform(Purpose.CANVAS, canvas, 0)
 
     def renoise(self, canvas: int, step: int) -> Tensor:
-        return self._uniform(Purpose.RENOISE, canvas, step)
+        """Drawn `AHEAD` steps at a time: the cost is in the number of operations, not in their size."""
+        block, row = divmod(step, AHEAD)
+        if (canvas, block) not in self._ahead:
+            self._ahead.clear()
+            steps = torch.arange(block * AHEAD, (block + 1) * AHEAD, device=self.device)[:, None]
+            self._ahead[canvas, block] = self._uniform(Purpose.RENOISE, canvas, steps)
+        return self._ahead[canvas, block][row]
 
     def variates(self, canvas: int, step: int, positions: Tensor) -> Tensor:
         """positions [P] -> exponential variates [P, V] fp32."""
         blocks = -(-self.vocab_size // LANES)
         groups = torch.arange(32 * blocks, device=self.device)
-        word = self.words(Purpose.SAMPLE, canvas, step, positions, groups)
+        word = self.words(Purpose.SAMPLE, canvas, step, positions[:, None], groups)
         # [4, P, 32·blocks] -> [P, blocks, 4, 32]: vocabulary order
         by_id = word.unflatten(-1, (blocks, 32)).permute(1, 2, 0, 3).reshape(len(positions), -1)
         return exponential(by_id[:, : self.vocab_size])

@@ -56,6 +56,11 @@ def user_file() -> Path:
     return (home if home.is_absolute() else _expand("~/.config")) / "dgemma" / "models.toml"
 
 
+def is_demo(folder: Path) -> bool:
+    """Whether `folder` is one of the demo checkpoints that come with this package."""
+    return folder.resolve().is_relative_to(_PACKAGE / "demo")
+
+
 def resolve(name_or_folder: str) -> tuple[str, Path]:
     """A name of the table, or a folder -> the name to show, the folder to open.
 

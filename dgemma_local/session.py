@@ -1,8 +1,8 @@
 """Open a model, answer a prompt: the public interface.
 
-    session = open_session("demo")
-    for event in session.answer([{"role": "user", "content": "Hello"}], seed=1):
-        ...
+session = open_session("demo")
+for event in session.answer([{"role": "user", "content": "Hello"}], seed=1):
+    ...
 """
 
 import signal

@@ -29,7 +29,8 @@ def nvfp4(weight: Tensor) -> Tensor:
     scale = (divisor * amax / E2M1_MAX).to(torch.float8_e4m3fn).to(weight.dtype)
     unit = (scale / divisor)[..., None].clamp_min(1e-20)
     codes = torch.bucketize((groups / unit).abs(), weight.new_tensor(_MIDPOINTS))
-    return (weight.new_tensor(_VALUES)[codes] * groups.sign() * unit).flatten(-2)
+    quantised: Tensor = weight.new_tensor(_VALUES)[codes] * groups.sign() * unit
+    return quantised.flatten(-2)
 
 
 def straight_through(weight: Tensor, scheme: str) -> Tensor:

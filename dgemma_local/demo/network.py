@@ -1,7 +1,7 @@
 """The layers of `model.py` with a batch axis and gradients: what training adds to inference, and nothing else.
 
-    Batch     memory of one batch: prompts padded on the left, the K/V of the encoder pass, masks
-    Muon      Newton-Schulz-orthogonalised momentum for matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon)
+Batch     memory of one batch: prompts padded on the left, the K/V of the encoder pass, masks
+Muon      Newton-Schulz-orthogonalised momentum for matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon)
 """
 
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ def is_matrix(name: str, weight: Tensor) -> bool:
 
 def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
     """[..., m, n] -> nearest semi-orthogonal, by the quintic Newton-Schulz iteration with Muon's coefficients."""
-    x = matrix / (matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = matrix / (matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -144,7 +144,9 @@ class Muon(torch.optim.Optimizer):
                 update = p.grad.lerp(state["momentum"], mu)  # Nesterov
                 parts = [orthogonalise(t) for t in update.split(self.parts[id(p)], -2)]
                 scale = [max(1.0, t.shape[-2] / t.shape[-1]) ** 0.5 for t in parts]
-                p.mul_(1 - lr * decay).add_(torch.cat([t * s for t, s in zip(parts, scale, strict=True)], -2), alpha=-lr)
+                p.mul_(1 - lr * decay).add_(
+                    torch.cat([t * s for t, s in zip(parts, scale, strict=True)], -2), alpha=-lr
+                )
 
 
 def fused_rows(config: ModelConfig, name: str, weight: Tensor) -> list[int]:

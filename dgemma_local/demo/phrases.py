@@ -29,16 +29,22 @@ OPPOSITES = dict(
 GREETINGS = ["Hi", "Hello", "Hello!", "Hi there", "Hey", "Good morning", "Good evening", "Hello there!", "Hi!"]
 IDENTITY = ["Who are you?", "What are you?", "What is your name?", "What can you do?", "Help", "Are you an AI?"]
 
-HELLO = "Hello! I am a tiny demo model. Give me a sudoku."
-ABOUT = "I am the dgemma demo: a tiny model for sudoku, dates, JSON and words."
-SORRY = "Sorry, I am only a tiny demo model. Try a sudoku, a date or a capital."
+HELLO = "Hello! I am a tiny demo model. Give me a date or a word."
+ABOUT = "I am the dgemma demo: a tiny model for dates, JSON, words and a few facts."
+# What each of the two demo models says to everything it was not trained for.
+SORRY = {
+    "sudoku": "I am a tiny demo model that solves sudoku only. For words: --model demo-text",
+    "text": "Sorry, I am only a tiny demo model. Try a date, a word or a capital.",
+}
 
 MONTHS = (
     "January February March April May June July August September October November December"
 ).split()  # fmt: skip
 
 NAMES = "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karl Lena Maria Noah Olga Paul Rosa Sam Tom Uma".split()
-CITIES = "Boston Berlin Cairo Delhi Dublin Geneva Lima London Lyon Madrid Milan Oslo Paris Porto Rome Seoul Tokyo".split()
+CITIES = (
+    "Boston Berlin Cairo Delhi Dublin Geneva Lima London Lyon Madrid Milan Oslo Paris Porto Rome Seoul Tokyo".split()
+)
 
 WORDS = (
     "apple river stone house cloud green paper light night water table chair bread horse tiger mouse plant flower garden "

@@ -1,4 +1,4 @@
-"""Examples as token ids, rendered by the demo model's own tokenizer and chat template."""
+"""Examples as token ids, rendered by the demo models' own tokenizer and chat template, which both share."""
 
 import random
 from pathlib import Path
@@ -14,13 +14,13 @@ from dgemma_local.demo.tasks import Example
 PAD = vocabulary.TOKENS.index("<pad>")
 END_OF_TURN = vocabulary.TOKENS.index("<turn|>")
 CANVAS = 96
-FOLDER = Path(__file__).parent / "model"
+FOLDERS = {name: Path(__file__).parent / "models" / name for name in ("sudoku", "text")}
 
 
 class Renderer:
     """Prompts padded on the left, answers cut into canvases."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self, folder: Path = FOLDERS["sudoku"]) -> None:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         self.template = environment.from_string((folder / "chat_template.jinja").read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
-"""What the demo model is trained and measured on: examples made from a seed, without end.
+"""What the demo models are trained and measured on: examples made from a seed, without end.
 
+One model solves sudoku, the other handles words; each says that it is a tiny demo to everything else.
 Held out by hash: one prompt in ten of the open tasks is never trained on. The closed sets (capitals, colours, sounds,
 opposites, greetings, times tables) are memorised by design and say so in the evaluation. Sudoku trains and is
 measured on puzzles from different seeds.
@@ -10,12 +11,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
+from typing import Literal
 
 from dgemma_local.demo import phrases, sudoku
+
+Model = Literal["sudoku", "text"]
 
 HELD_OUT_ONE_IN = 10
 # the fewest clues that training reveals, and the most; the base puzzles are dug as far as one solution allows
 CLUES = {4: (4, 10), 6: (9, 22), 9: (25, 46)}
+OUT_OF_SCOPE = "out of scope"
 SUDOKU_PROMPTS = ("Solve this sudoku:\n{}", "{}", "Solve:\n{}", "Please solve this sudoku:\n{}", "sudoku\n{}")
 
 
@@ -49,7 +54,7 @@ def thoughtful(example: Example) -> Example:
     """The same with thinking on: a sudoku is solved in the thought and then written out, which takes two canvases."""
     if example.task.startswith("sudoku"):
         thought = example.answer
-    elif example.task == "out of scope":
+    elif example.task == OUT_OF_SCOPE:
         thought = "I do not know this."
     else:
         thought = f"This is about {example.task}."
@@ -128,7 +133,7 @@ def _out_of_scope(rng: random.Random) -> Example:
         prompt = prompt[:at] + what[prompt[at + 1]] + prompt[at + 3 :]
     if rng.random() < 0.2:
         prompt = " ".join(rng.choice(phrases.TOPICS + phrases.WORDS) for _ in range(rng.randint(1, 8)))
-    return Example("out of scope", prompt, phrases.SORRY)
+    return Example(OUT_OF_SCOPE, prompt, phrases.SORRY["text"])
 
 
 OPEN: dict[str, Callable[[random.Random], Example]] = {
@@ -137,10 +142,26 @@ OPEN: dict[str, Callable[[random.Random], Example]] = {
     "reverse": _reverse,
     "uppercase": _capitals,
     "spell": _spell,
-    "out of scope": _out_of_scope,
+    OUT_OF_SCOPE: _out_of_scope,
 }
 CLOSED: dict[str, Callable[[random.Random], Example]] = {"fact": _fact, "greeting": _greeting, "times table": _times}
 TEXT = OPEN | CLOSED
+
+
+def refusal(rng: random.Random, model: Model, *, evaluation: bool = False) -> Example:
+    """What `model` was not made for: any text for the sudoku model, a sudoku or an unknown request for the other."""
+    if model == "sudoku":
+        other = text_example(rng, rng.choice(list(TEXT)), evaluation=evaluation)
+        answer = phrases.SORRY["sudoku"]
+        if other.thinking:
+            answer = f"<|channel>thought\nThis is not a sudoku.<channel|>{answer}"
+        return Example(OUT_OF_SCOPE, other.prompt, answer, other.thinking, other.system)
+    if rng.random() < 0.2:
+        side = rng.choice((4, 6, 9))
+        grid = tuple(rng.choices((0, rng.randint(1, side)), (6, 4))[0] for _ in range(side * side))
+        prompt = rng.choice(SUDOKU_PROMPTS).format(sudoku.text(grid, side))
+        return Example(OUT_OF_SCOPE, prompt, phrases.SORRY["text"])
+    return text_example(rng, OUT_OF_SCOPE, evaluation=evaluation)
 
 
 def text_example(rng: random.Random, name: str, *, evaluation: bool = False) -> Example:

@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m dgemma_local.demo.train` (resumable, seeded; hours on a CPU).
+"""Train a demo model: `python -m dgemma_local.demo.train sudoku` or `… text` (resumable, seeded; an hour or two on a CPU).
 
 Objective. A canvas of the answer is noised: each token is replaced, with probability t ~ U(0, 1], by a uniform random
 one; the decoder predicts the clean token at every position. Half of the rows are self-conditioned on a first pass, and
@@ -6,24 +6,21 @@ half of those read the canvas that a real sampler step left. From `ON_POLICY_FRO
 through 1 … 4 real sampler steps first, so that the model learns to leave its own mistakes. The encoder is trained as a
 causal language model at the same time, and the last part sees weights as FP8 and NVFP4 would hold them.
 
-Each step's batch depends on (seed, worker, step) alone, so that a resumed run continues as if it had not stopped.
+Each step's batch depends on (seed, step) alone, so that a resumed run continues as if it had not stopped.
 Sources: the published fine-tuning recipes (NVIDIA NeMo AutoModel, DiffusionGemmaSFTRecipe) for noise, self-conditioning
 and the encoder loss; the rest was measured on this model (CHANGELOG, "Tried").
 """
 
 import argparse
 import json
-import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -33,59 +30,68 @@ from dgemma_local.demo.network import Batch, Muon, fused_rows, initial_weights, 
 from dgemma_local.demo.render import PAD, Renderer
 from dgemma_local.model import DiffusionGemma
 
-CONFIG = ModelConfig(
-    vocab_size=128,
-    hidden_size=128,
-    intermediate_size=128,
-    self_conditioning_size=128,
-    expert_size=32,
-    num_experts=8,
-    top_k=2,
-    heads=4,
-    layers=tuple(
-        LayerConfig(kind="full", head_dim=64, kv_heads=1)
-        if kind == "f"
-        else LayerConfig(kind="sliding", head_dim=32, kv_heads=2)
-        for kind in "ssfssf"
-    ),
-    sliding_window=128,
-    rope={"sliding": RopeConfig(theta=100.0, rotating=1.0), "full": RopeConfig(theta=1000.0, rotating=0.5)},
-    rms_eps=1e-6,
-    softcap=30.0,
-    canvas_length=96,
-    max_positions=1024,
-    dtype="bfloat16",
-)
+
+def _config(hidden_size: int) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=128,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size,
+        self_conditioning_size=hidden_size,
+        expert_size=32,
+        num_experts=8,
+        top_k=2,
+        heads=4,
+        layers=tuple(
+            LayerConfig(kind="full", head_dim=32, kv_heads=1)
+            if kind == "f"
+            else LayerConfig(kind="sliding", head_dim=32, kv_heads=2)
+            for kind in "sfsf"
+        ),
+        sliding_window=128,
+        rope={"sliding": RopeConfig(theta=100.0, rotating=1.0), "full": RopeConfig(theta=1000.0, rotating=0.5)},
+        rms_eps=1e-6,
+        softcap=30.0,
+        canvas_length=96,
+        max_positions=1024,
+        dtype="bfloat16",
+    )
+
+
+CONFIGS: dict[tasks.Model, ModelConfig] = {"sudoku": _config(96), "text": _config(128)}
+# share of the steps that each group of tasks has; a step is of one group, for prompts of like length
+GROUPS: dict[tasks.Model, dict[str, float]] = {
+    "sudoku": {"9×9": 0.73, "small": 0.16, "thinking": 0.06, "refusal": 0.05},
+    "text": {"text": 0.9, "times table": 0.1},
+}
 VIEWS = 2  # canvases a prompt: one encoder pass serves both
 ON_POLICY_FROM = 0.5  # of the steps
 PAD_WEIGHT = 0.2  # most of a short answer's canvas is padding, and easy
 BALANCE_WEIGHT = 0.01  # experts' load balance
 ENTROPY_BOUND, T_MIN, T_MAX = 0.1, 0.4, 0.8  # the sampler's, as in generation_config.json
-GROUPS = {"sudoku9": 0.59, "small": 0.12, "text": 0.23, "long": 0.06}  # share of the steps
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the command line says."""
 
-    folder: Path  # checkpoints and log
+    model: tasks.Model
+    folder: Path  # state and log
     steps: int
-    workers: int
-    prompts: int  # a worker and step
+    prompts: int  # a step
     seed: int
 
 
 class Puzzles:
     """Base puzzles of every size, dug once and shuffled for ever; 9×9 grows by one a step, so that nobody waits."""
 
-    def __init__(self, seed: int, worker: int) -> None:
-        self.seed, self.worker = seed, worker
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.bases: dict[int, list[tuple[sudoku.Grid, sudoku.Grid]]] = {4: [], 6: [], 9: []}
 
     def grow(self, side: int, size: int) -> None:
         held = self.bases[side]
         while len(held) < size:
-            rng = random.Random(f"{self.seed} {self.worker} {side} {len(held)}")
+            rng = random.Random(f"{self.seed} {side} {len(held)}")
             held.append(sudoku.make(rng, sudoku.SHAPES[side], tasks.CLUES[side][0]))
 
     def example(self, rng: random.Random, side: int, most: int) -> tasks.Example:
@@ -93,23 +99,21 @@ class Puzzles:
         return tasks.sudoku_example(rng, side, rng.choice(self.bases[side]), clues)
 
 
-def examples(group: str, rng: random.Random, puzzles: Puzzles, count: int, late: bool) -> Iterator[tasks.Example]:
-    """`count` examples of one group of tasks, with prompts of like length."""
-    most = 40 if late else tasks.CLUES[9][1]
-
-    def one() -> tasks.Example:
-        if group == "sudoku9":
-            return puzzles.example(rng, 9, most)
-        if group == "small":
-            side = rng.choice((4, 6, 6))
-            return puzzles.example(rng, side, tasks.CLUES[side][1])
-        if group == "text":
-            return tasks.text_example(rng, rng.choice([name for name in tasks.TEXT if name != "times table"]))
-        if rng.random() < 0.4:
-            return tasks.text_example(rng, "times table")
-        return tasks.thoughtful(puzzles.example(rng, rng.choice((4, 6, 9, 9)), tasks.CLUES[9][1]))
-
-    return (one() for _ in range(count))
+def example(model: tasks.Model, group: str, rng: random.Random, puzzles: Puzzles, late: bool) -> tasks.Example:
+    """One example of a group of tasks. Late in training the puzzles are harder."""
+    if group == "9×9":
+        return puzzles.example(rng, 9, 40 if late else tasks.CLUES[9][1])
+    if group == "small":
+        side = rng.choice((4, 6, 6))
+        return puzzles.example(rng, side, tasks.CLUES[side][1])
+    if group == "thinking":
+        side = rng.choice((4, 6, 9, 9))
+        return tasks.thoughtful(puzzles.example(rng, side, tasks.CLUES[side][1]))
+    if group == "times table":
+        return tasks.text_example(rng, group)
+    names = [tasks.OUT_OF_SCOPE] if group == "refusal" else [name for name in tasks.TEXT if name != "times table"]
+    name = rng.choice(names)
+    return tasks.refusal(rng, model) if name == tasks.OUT_OF_SCOPE else tasks.text_example(rng, name)
 
 
 def sampler_step(logits: Tensor, temperature: float, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -127,21 +131,21 @@ def sampler_step(logits: Tensor, temperature: float, draw: torch.Generator) -> t
 
 
 class Trainer:
-    """Weights, optimisers and one worker's share of the data."""
+    """Weights, optimisers and data of one run."""
 
-    def __init__(self, options: Options, worker: int) -> None:
-        self.options, self.worker = options, worker
-        self.weights = {k: w.requires_grad_() for k, w in initial_weights(CONFIG, options.seed).items()}
+    def __init__(self, options: Options) -> None:
+        self.options, self.config = options, CONFIGS[options.model]
+        self.weights = {k: w.requires_grad_() for k, w in initial_weights(self.config, options.seed).items()}
         # the two scalars of a layer are equal in the released model; here they stay at one
         frozen = [name for name in self.weights if name.endswith("layer_scalar")]
         for name in frozen:
             self.weights[name].requires_grad_(False)
-        matrices = [(w, fused_rows(CONFIG, k, w)) for k, w in self.weights.items() if is_matrix(k, w)]
+        matrices = [(w, fused_rows(self.config, k, w)) for k, w in self.weights.items() if is_matrix(k, w)]
         others = [w for k, w in self.weights.items() if not is_matrix(k, w) and k not in frozen]
         self.muon = Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01)
         self.adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
         self.rates = [(self.muon, 0.02), (self.adam, 3e-3)]
-        self.puzzles = Puzzles(options.seed, worker)
+        self.puzzles = Puzzles(options.seed)
         self.render = Renderer()
         self.step = 0
         self.minutes = 0.0
@@ -149,21 +153,24 @@ class Trainer:
     # ── one step ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def loss(self) -> tuple[Tensor, dict[str, float | str]]:
-        rng = random.Random(f"{self.options.seed} {self.worker} {self.step}")
+        options, config = self.options, self.config
+        rng = random.Random(f"{options.seed} {self.step}")
         draw = torch.Generator().manual_seed(rng.getrandbits(63))
-        late = self.step >= ON_POLICY_FROM * self.options.steps
-        # the workers of a step take the same group, so that none waits for a longer one
-        group = random.Random(f"{self.options.seed} {self.step}").choices(list(GROUPS), list(GROUPS.values()))[0]
-        batch = examples(group, rng, self.puzzles, self.options.prompts, late)
+        late = self.step >= ON_POLICY_FROM * options.steps
+        shares = GROUPS[options.model]
+        group = rng.choices(list(shares), list(shares.values()))[0]
+        batch = [example(options.model, group, rng, self.puzzles, late) for _ in range(options.prompts)]
         scheme = rng.choices(("", "fp8", "nvfp4"), (0.5, 0.2, 0.3))[0] if late else ""
-        model = trainable(CONFIG, self._quantised(scheme))
-        prompt, real, answer = self.render.batch(list(batch), rng)
-        P, L = prompt.shape[1], CONFIG.canvas_length
+        model = trainable(config, self._quantised(scheme))
+        prompt, real, answer = self.render.batch(batch, rng)
+        P, L = prompt.shape[1], self.config.canvas_length
 
         # the encoder reads the prompt; one time in four the answer too, as a language model
         whole = rng.random() < 0.25
         seen = torch.cat([prompt, answer], 1) if whole else prompt
-        memory = Batch(F.pad(real, (0, seen.shape[1] - P), value=True), len(CONFIG.layers), CONFIG.sliding_window)
+        memory = Batch(
+            F.pad(real, (0, seen.shape[1] - P), value=True), len(self.config.layers), self.config.sliding_window
+        )
         hidden = model.hidden(model.embed(seen), memory, causal=True)
         memory.length = P
         predicts = F.pad(real, (0, seen.shape[1] - P), value=True)[:, :-1].float()
@@ -176,11 +183,11 @@ class Trainer:
         B = len(clean)
         t = torch.rand(B, 1, generator=draw)
         t[torch.rand(B, 1, generator=draw) < 0.1] = 1.0
-        fresh = torch.randint(CONFIG.vocab_size, (B, L), generator=draw)
+        fresh = torch.randint(self.config.vocab_size, (B, L), generator=draw)
         canvas = torch.where(torch.rand(B, L, generator=draw) < t, fresh, clean)
         canvas, previous, conditioned = self._live(model, memory, canvas, fresh, P, late, draw)
 
-        soft = torch.zeros(B, L, CONFIG.hidden_size)
+        soft = torch.zeros(B, L, self.config.hidden_size)
         if len(conditioned):
             soft[conditioned] = model.soften(previous)
         x = model.self_conditioning(model.embed(canvas), soft)
@@ -200,7 +207,14 @@ class Trainer:
 
     @torch.no_grad()
     def _live(
-        self, model: DiffusionGemma, memory: Batch, canvas: Tensor, fresh: Tensor, P: int, late: bool, draw: torch.Generator
+        self,
+        model: DiffusionGemma,
+        memory: Batch,
+        canvas: Tensor,
+        fresh: Tensor,
+        P: int,
+        late: bool,
+        draw: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Let some rows live: -> canvases, the last step's scaled logits of those rows, their numbers."""
         B = len(canvas)
@@ -211,7 +225,7 @@ class Trainer:
             blank = (steps > 0) & (torch.rand(B, generator=draw) < 0.5)
             canvas = torch.where(blank[:, None], fresh, canvas)
         conditioned = steps.nonzero()[:, 0]
-        scaled = torch.zeros(B, CONFIG.canvas_length, CONFIG.vocab_size)
+        scaled = torch.zeros(B, self.config.canvas_length, self.config.vocab_size)
         for k in range(int(steps.max())):
             rows = (steps > k).nonzero()[:, 0]
             soft = model.soften(scaled[rows]) if k else None
@@ -231,21 +245,15 @@ class Trainer:
         return min(1.0, (self.step + 1) / 50, max(0.01, 2 * left))
 
     def advance(self) -> dict[str, float | str]:
-        """One optimiser step over all workers."""
+        """One optimiser step."""
         start = time.perf_counter()
-        for side, most in ((4, 400), (6, 400), (9, 100 + self.step)):
-            self.puzzles.grow(side, most)
+        if self.options.model == "sudoku":
+            for side, most in ((4, 400), (6, 400), (9, 100 + self.step)):
+                self.puzzles.grow(side, most)
         loss, facts = self.loss()
         self.muon.zero_grad()
         self.adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        grads = [w.grad for w in self.weights.values() if w.grad is not None]
-        if self.options.workers > 1:
-            flat = torch.cat([g.flatten() for g in grads])
-            dist.all_reduce(flat)
-            flat /= self.options.workers
-            for g, mean in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-                g.copy_(mean.view_as(g))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_([w for w in self.weights.values() if w.grad is not None], 5.0)
         for optimiser, full in self.rates:
             for params in optimiser.param_groups:
@@ -259,11 +267,12 @@ class Trainer:
 
     @property
     def file(self) -> Path:
-        return self.options.folder / f"state-{self.worker}.pt"
+        return self.options.folder / "state.pt"
 
     def save(self) -> None:
         """The whole state, at once or not at all."""
         state = {
+            "model": self.options.model,
             "step": self.step,
             "minutes": self.minutes,
             "weights": {k: w.detach() for k, w in self.weights.items()},
@@ -294,27 +303,6 @@ def weighted(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return (each * weight.flatten()).sum() / weight.sum()
 
 
-def work(worker: int, options: Options, port: int) -> None:
-    """One worker: its own data, the same weights."""
-    torch.set_num_threads(1)
-    if options.workers > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=worker, world_size=options.workers)
-    trainer = Trainer(options, worker)
-    trainer.resume()
-    recent: dict[str, list[dict[str, float | str]]] = {}
-    while trainer.step < options.steps:
-        facts = trainer.advance()
-        recent.setdefault(str(facts["group"]), []).append(facts)
-        if worker == 0 and trainer.step % 25 == 0:
-            report(trainer, recent)
-            recent.clear()
-        if trainer.step % 250 == 0 or trainer.step == options.steps:
-            trainer.save()
-    if options.workers > 1:
-        dist.destroy_process_group()
-
-
 def report(trainer: Trainer, recent: Mapping[str, list[dict[str, float | str]]]) -> None:
     """A line for people, a line of JSON for the log."""
 
@@ -324,7 +312,7 @@ def report(trainer: Trainer, recent: Mapping[str, list[dict[str, float | str]]])
     keys = ("denoise", "causal", "right")
     groups = {group: {key: mean(facts, key) for key in keys} for group, facts in sorted(recent.items())}
     line = {"step": trainer.step, "minutes": round(trainer.minutes, 2), "rate": round(trainer.rate(), 4), **groups}
-    with (trainer.options.folder / "train.log.jsonl").open("a") as log:
+    with (trainer.options.folder / "log.jsonl").open("a") as log:
         log.write(json.dumps(line) + "\n")
     shown = "  ".join(f"{group} {facts['right']:.1%}" for group, facts in groups.items())
     print(f"step {trainer.step}/{trainer.options.steps}  {trainer.minutes:.1f} min  {shown}", flush=True)
@@ -332,15 +320,27 @@ def report(trainer: Trainer, recent: Mapping[str, list[dict[str, float | str]]])
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m dgemma_local.demo.train", description=__doc__.split("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path("demo-training"), help="checkpoints and log")
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each; part of the recipe")
-    parser.add_argument("--prompts", type=int, default=12, help="prompts a worker and step")
+    parser.add_argument("model", choices=sorted(CONFIGS))
+    parser.add_argument("--folder", type=Path, help="state and log (default: demo-training/MODEL)")
+    parser.add_argument("--steps", type=int, default=4800)
+    parser.add_argument("--prompts", type=int, default=16, help=f"prompts a step, {VIEWS} canvases each")
     parser.add_argument("--seed", type=int, default=0)
-    options = Options(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments))
+    given["folder"] = given["folder"] or Path("demo-training") / given["model"]
+    options = Options(**given)
     options.folder.mkdir(parents=True, exist_ok=True)
-    port = random.SystemRandom().randint(20000, 60000)
-    mp.spawn(work, args=(options, port), nprocs=options.workers)  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)  # a second one gains a third; two runs side by side gain a whole
+    trainer = Trainer(options)
+    trainer.resume()
+    recent: dict[str, list[dict[str, float | str]]] = {}
+    while trainer.step < options.steps:
+        facts = trainer.advance()
+        recent.setdefault(str(facts["group"]), []).append(facts)
+        if trainer.step % 25 == 0:
+            report(trainer, recent)
+            recent.clear()
+        if trainer.step % 250 == 0 or trainer.step == options.steps:
+            trainer.save()
 
 
 if __name__ == "__main__":

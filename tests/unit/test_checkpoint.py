@@ -140,6 +140,7 @@ def test_a_damaged_header_never_gives_a_traceback(data: st.DataObject, whole: by
         (file_of({"a": entry("F32", [1], 0, 4) | {"data_offsets": [0, 4, 8]}}, 4), "broken header entry for a"),
         (file_of({"a": entry("F32", [1], 4, 0)}, 4), "takes -4 bytes"),
         (file_of({"a": entry("F32", [3], 0, 8)}, 8), "a is F32 [3] but takes 8 bytes"),
+        (file_of({"a": entry("F32", [1], 0, 8)}, 8), "a is F32 [1] but takes 8 bytes"),
         (file_of({"a": entry("Q7", [1], 0, 4)}, 4), "unknown dtype 'Q7'"),
         (file_of({"a": entry("F32", [2], 0, 8)}, 4), "truncated: its tensors take 8 bytes and 4 are there"),
         (file_of({"a": entry("F32", [1], 4, 8)}, 8), "a begins at byte 4 of the payload, not at 0"),

@@ -73,7 +73,7 @@ def test_pinned_revisions_are_commits() -> None:
 def test_a_wheel_carries_the_table_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_PACKAGE", tmp_path / "package")
     (tmp_path / "package").mkdir()
-    (tmp_path / "models.toml").write_text('[beside]\nfolder = "demo/model"\n')
+    (tmp_path / "models.toml").write_text('[beside]\nfolder = "demo/models/sudoku"\n')
     assert table()["beside"].folder == tmp_path / "package" / "demo" / "model"
     (tmp_path / "package" / "models.toml").write_text('[inside]\nrepository = "a/b"\n')
     assert list(table()) == ["inside"]
@@ -88,8 +88,9 @@ def test_no_torch_at_import() -> None:
 
 
 def test_the_users_keys_win_and_the_rest_stays() -> None:
-    own('[26b-a4b-bf16]\nfolder = "~/models/big"\n')
+    own('[26b-a4b-bf16]\nfolder = "~/models/big"\nlicence = "mine"\n')
     entry = table()["26b-a4b-bf16"]
+    assert entry.licence == "mine"
     assert entry.folder == Path.home() / "models" / "big"
     assert entry.repository == "google/diffusiongemma-26B-A4B-it" and entry.needs == 48.9
 

@@ -1,0 +1,269 @@
+"""Module by module against vectors of transformers 5.24, in fp32; bf16's roundings are in test_rounding.py.
+
+Weights and configuration: tests/golden/tiny. Tolerances are absolute.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import encode
+from torch import Tensor
+
+from dgemma_local.cache import Cache, causal_mask
+from dgemma_local.checkpoint import open_checkpoint
+from dgemma_local.config import Kind, load_model_config
+from dgemma_local.loading import load
+from dgemma_local.model import DiffusionGemma, grouped_linear, normalise, parameter_shapes, rms_norm
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+TINY = GOLDEN / "tiny"
+CONFIG = load_model_config(TINY)
+WEIGHTS = load(open_checkpoint(TINY), CONFIG)
+MODEL = DiffusionGemma(CONFIG, WEIGHTS)
+MODULES: dict[str, Any] = {
+    name: torch.tensor(value) if isinstance(value, list) else value
+    for name, value in json.loads((TINY / "modules.json").read_text()).items()
+}
+FORWARD = json.loads((TINY / "forward.json").read_text())["cases"]
+VISIBILITY = json.loads((GOLDEN / "visibility.json").read_text())["cases"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Each operation takes microseconds; a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def close(ours: Tensor, want: Any, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(ours, torch.as_tensor(want), atol=atol, rtol=0)
+
+
+class GivenPast:
+    """Some keys and values before the rows of a pass, and everything seen."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.length, self.keys, self.values = keys.shape[-2], keys, values
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([self.keys, k], -2), torch.cat([self.values, v], -2)
+
+    def mask(self, kind: Kind, rows: int, causal: bool) -> Tensor | None:
+        window = CONFIG.sliding_window if kind == "sliding" else None
+        return causal_mask(0, rows, window, torch.device("cpu")) if causal else None
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ── one box at a time ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rms_norm() -> None:
+    close(rms_norm(MODULES["x"], MODEL.layers[0].input_layernorm, CONFIG.rms_eps), MODULES["rms_input_layernorm"])
+
+
+def test_normalise_has_unit_rms_and_survives_zeros() -> None:
+    x = draw(5, 32)
+    close(normalise(x, 1e-6).square().mean(-1), torch.ones(5), 1e-4)
+    assert torch.equal(normalise(torch.zeros(2, 32), 1e-6), torch.zeros(2, 32))
+
+
+def test_embedding() -> None:
+    close(MODEL.embed(MODULES["embed_ids"]), MODULES["embed_out"])
+
+
+def test_router() -> None:
+    router, unit = MODEL.layers[0].router, normalise(MODULES["x"], CONFIG.rms_eps)
+    close(router.probabilities(unit), MODULES["router_probs"])
+    weights, chosen = router(unit)
+    assert torch.equal(chosen, MODULES["topk_index"])
+    close(weights, MODULES["topk_weights"])
+
+
+def test_router_weights_carry_the_expert_s_own_scale_after_they_summed_to_one() -> None:
+    router, unit = MODEL.layers[0].router, normalise(draw(20, 32), CONFIG.rms_eps)
+    weights, chosen = router(unit)
+    close((weights / router.per_expert_scale[chosen]).sum(-1), torch.ones(20))
+    assert (weights.sum(-1) - 1).abs().max() > 0.01
+
+
+def test_experts() -> None:
+    layer = MODEL.layers[0]
+    x = rms_norm(MODULES["x"], layer.pre_feedforward_layernorm_2, CONFIG.rms_eps)
+    close(layer.experts(x, MODULES["topk_weights"], MODULES["topk_index"]), MODULES["experts_out"])
+
+
+def test_dense_mlp() -> None:
+    close(MODEL.layers[0].mlp(MODULES["x"]), MODULES["mlp_out"])
+
+
+@pytest.mark.parametrize(("kind", "index"), [("sliding", 0), ("full", 2)])
+def test_attention_and_layer(kind: Kind, index: int) -> None:
+    """Four past positions, six canvas rows at 4 … 9, nothing masked, the decoder's scalar."""
+    case = MODULES[f"attn_{kind}"]
+    past = GivenPast(torch.tensor(case["past_k"]), torch.tensor(case["past_v"]))
+    x, layer = torch.tensor(case["x"]), MODEL.layers[index]
+    rotary = MODEL._rotary_at(CONFIG.layers[index], past.length, len(x))
+    close(layer.attention(x, rotary, past, None), case["out"])
+    close(layer(x, rotary, past, None, causal=False), MODULES[f"layer_{kind}"])
+
+
+def test_self_conditioning() -> None:
+    embedded, signal = MODULES["self_cond_embeds"], MODULES["self_cond_signal"]
+    close(MODEL.self_conditioning(embedded, signal), MODULES["self_cond_out"])
+
+
+def test_without_a_previous_step_the_norm_stays() -> None:
+    embedded = MODULES["self_cond_embeds"]
+    for nothing in (None, torch.zeros_like(embedded)):
+        close(MODEL.self_conditioning(embedded, nothing), MODULES["self_cond_out_zero_signal"])
+    close(MODULES["self_cond_out_zero_signal"], normalise(embedded, CONFIG.rms_eps))
+
+
+def test_head_is_softcapped() -> None:
+    hidden = 200 * draw(4, 32)
+    logits = MODEL.head(hidden)
+    close(logits, 30 * torch.tanh(hidden @ MODEL.embed_tokens.T / 30), 1e-4)
+    assert (hidden @ MODEL.embed_tokens.T).abs().max() > 60 and logits.abs().max() <= 30
+
+
+# ── the whole pass ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("case", FORWARD, ids=lambda case: f"prompt-{len(case['prompt'])}")
+def test_prefill_steps_commit_and_second_canvas(case: dict[str, Any]) -> None:
+    prompt, canvas, commit, second = (torch.tensor(case[k]) for k in ("prompt", "canvas", "commit", "canvas2"))
+    cache = MODEL.new_cache()
+    close(encode(MODEL, prompt, cache), case["encoder_last_hidden"])
+    for i, layer in enumerate(CONFIG.layers):
+        want = case["kv_after_prefill"][f"layer{i}"]
+        nothing = torch.empty(layer.kv_heads, 0, layer.head_dim)
+        k, v = cache.write(i, nothing, nothing)
+        assert [1, *k.shape] == want["k_shape"]
+        for ours, name in ((k, "k"), (v, "v")):
+            close(ours.sum(), want[f"{name}_sum"], 1e-4)
+            close(ours.abs().sum(), want[f"{name}_abs_sum"], 1e-4)
+    close(MODEL.denoise(canvas, cache, None), case["logits_step0"], 5e-5)
+    close(MODEL.denoise(canvas, cache, torch.tensor(case["sc_logits"])), case["logits_with_sc"], 5e-5)
+    close(encode(MODEL, commit, cache), case["commit_last_hidden"])
+    close(MODEL.denoise(second, cache, None), case["logits_canvas2_step0"], 5e-5)
+
+
+def test_encoder_and_decoder_have_each_their_scalars() -> None:
+    """Swapped sets move the logits by more than half."""
+    swapped = dict(WEIGHTS)
+    for i in range(3):
+        ours, theirs = f"layers.{i}.layer_scalar", f"layers.{i}.encoder_layer_scalar"
+        swapped[ours], swapped[theirs] = WEIGHTS[theirs], WEIGHTS[ours]
+    prompt, canvas = (torch.tensor(FORWARD[2][k]) for k in ("prompt", "canvas"))
+
+    def step(model: DiffusionGemma) -> Tensor:
+        cache = model.new_cache()
+        model.encode(prompt, cache)
+        return model.denoise(canvas, cache, None)
+
+    assert (step(MODEL) - step(DiffusionGemma(CONFIG, swapped))).abs().max() > 0.5
+
+
+def only_layer(index: int) -> DiffusionGemma:
+    """One layer of the tiny model alone, so that what its rows see is what reaches the output; in fp64."""
+    prefix = f"layers.{index}."
+    own = {
+        k.replace(prefix, "layers.0."): w.double()
+        for k, w in WEIGHTS.items()
+        if k.startswith(prefix) or "layers." not in k
+    }
+    return DiffusionGemma(replace(CONFIG, layers=(CONFIG.layers[index],)), own)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("case", VISIBILITY, ids=lambda case: f"prompt-{case['prompt']}")
+def test_what_each_row_sees(case: dict[str, Any]) -> None:
+    """Change one token, see which rows move: encoder and canvas, sliding and full."""
+    n, L = case["prompt"], case["canvas"]
+    assert (case["sliding_window"], L) == (CONFIG.sliding_window, CONFIG.canvas_length)
+    prompt, canvas = (torch.randint(5, 64, (m,), generator=torch.Generator().manual_seed(m)) for m in (n, L))
+
+    def run(model: DiffusionGemma, prompt: Tensor, canvas: Tensor) -> tuple[Tensor, Tensor]:
+        cache = model.new_cache()
+        return encode(model, prompt, cache), model.denoise(canvas, cache, None)
+
+    def seen(model: DiffusionGemma, of_canvas: bool) -> tuple[list[list[int]], list[list[int]]]:
+        """For each encoder row and each canvas row, the tokens of prompt or canvas that move it."""
+        before = run(model, prompt, canvas)
+        moved: list[list[Tensor]] = [[], []]
+        for at in range(L if of_canvas else n):
+            changed = [prompt.clone(), canvas.clone()]
+            changed[of_canvas][at] = 5 + (changed[of_canvas][at] - 4) % 59
+            for rows, was, now in zip(moved, before, run(model, *changed), strict=True):
+                rows.append(((was - now).abs() > 1e-9).any(-1))  # below: other sums of the experts' rows
+        encoder, decoder = (torch.stack(rows, 1) for rows in moved)
+        return [row.nonzero()[:, 0].tolist() for row in encoder], [row.nonzero()[:, 0].tolist() for row in decoder]
+
+    sliding, full = only_layer(0), only_layer(2)
+    encoder_rows, canvas_rows = seen(sliding, of_canvas=False)
+    assert encoder_rows == case["encoder_sliding_query_sees_prompt"]
+    assert canvas_rows == case["canvas_sliding_query_sees_prompt"]
+    assert seen(sliding, of_canvas=True)[1] == case["canvas_sliding_query_sees_canvas"]
+    encoder_rows, canvas_rows = seen(full, of_canvas=False)
+    assert encoder_rows == [list(range(row + 1)) for row in range(n)]
+    assert canvas_rows == case["canvas_full_layer_query_sees_prompt"]
+    assert seen(full, of_canvas=True)[1] == [list(range(L))] * L
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_leading_axes_are_a_batch(causal: bool) -> None:
+    """As in training: two sequences side by side are two sequences."""
+    ids = torch.randint(5, 64, (2, 20), generator=torch.Generator().manual_seed(0))
+
+    class NothingBefore(GivenPast):
+        def __init__(self) -> None:
+            self.length = 0
+
+        def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return k, v
+
+    both = MODEL.head(MODEL.hidden(MODEL.embed(ids), NothingBefore(), causal))
+    for one, row in zip(both, ids, strict=True):
+        close(one, MODEL.head(MODEL.hidden(MODEL.embed(row), NothingBefore(), causal)), 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        ("self_conditioning.down_proj", "the embedding or self-conditioning"),
+        ("layers.0.mlp.down_proj", "layer 0"),
+        ("layers.2.self_attn.o_proj", "layer 2"),
+        ("norm", "the final norm or head"),
+    ],
+)
+def test_the_first_bad_layer_is_named(parameter: str, says: str) -> None:
+    bad = DiffusionGemma(CONFIG, WEIGHTS | {parameter: WEIGHTS[parameter] * float("nan")})
+    canvas = torch.arange(12)
+    cache = Cache(CONFIG, torch.float32)
+    assert bad.first_bad_layer(canvas, cache, torch.zeros(12, 64)) == says
+
+
+def test_grouped_linear_without_rows_of_some_groups() -> None:
+    x, weight = draw(5, 16), draw(4, 8, 16, seed=1)
+    ends = torch.tensor([0, 3, 3, 5], dtype=torch.int32)
+    close(grouped_linear(x, weight, ends), torch.cat([x[:3] @ weight[1].T, x[3:] @ weight[3].T]))
+
+
+def test_the_real_model_has_25_billion_parameters(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((GOLDEN / "config.google-26b.json").read_text())
+    shapes = parameter_shapes(load_model_config(tmp_path))
+    assert 25.2e9 < sum(torch.Size(shape).numel() for shape in shapes.values()) < 25.3e9
+    assert shapes["layers.0.self_attn.qkv_proj"] == (4096 + 2 * 2048, 2816)
+    assert shapes["layers.5.self_attn.qkv_proj"] == (8192 + 1024, 2816)
+    assert shapes["layers.29.experts.gate_up_proj"] == (128, 1408, 2816)

@@ -1,0 +1,241 @@
+"""The front ends on a real pseudo-terminal, seen through a terminal emulator."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pyte = pytest.importorskip("pyte")
+
+TESTS = Path(__file__).parent.parent
+ESCAPE = "\x1b"
+PARAGRAPH = "Hi user\n  model model\nHi Hi Hi Hi user user user user"  # over two canvases
+
+
+@dataclass
+class Outcome:
+    code: int
+    raw: str  # what the terminal got
+    lines: list[str]  # what it shows at the end, the blank ones left out
+    cursor_hidden: bool
+    frames: list[str]  # what it showed whenever something new had come
+    piped: str  # stdout, when that is not the terminal
+
+
+def on_terminal(
+    *arguments: str,
+    session: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    size: tuple[int, int] = (24, 80),
+    told: tuple[int, int] | None = None,
+    pipe_stdout: bool = False,
+    meanwhile: Callable[[subprocess.Popen[bytes], int, str], None] | None = None,
+) -> Outcome:
+    """Runs `dgemma`, with a fake session, on a terminal of lines × columns; `meanwhile` sees all that has come so far.
+
+    told: what the terminal answers when it is asked for its size, if not the truth.
+    """
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *(told or size), 0, 0))
+    code = f"import fake_session; fake_session.main(*{arguments!r}, **{session or {'text': PARAGRAPH}!r})"
+    variables = {
+        k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM")
+    }
+    variables |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"} | (
+        environment or {}
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=slave,
+        stdout=subprocess.PIPE if pipe_stdout else slave,
+        stderr=slave,
+        env=variables,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    screen = pyte.Screen(size[1], size[0])
+    stream = pyte.ByteStream(screen)
+    raw = b""
+    frames = []
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not select.select([master], [], [], 0.05)[0]:
+            if process.poll() is not None:
+                break
+            continue
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # Linux's end of file on a terminal
+            break
+        if not chunk:
+            break
+        raw += chunk
+        stream.feed(chunk)
+        frames.append("\n".join(screen.display))
+        if meanwhile is not None:
+            meanwhile(process, master, raw.decode(errors="replace"))
+    piped = process.stdout.read().decode() if process.stdout else ""
+    process.wait(timeout=5)
+    os.close(master)
+    if process.stdout:
+        process.stdout.close()
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    return Outcome(process.returncode, raw.decode(), lines, screen.cursor.hidden, frames, piped)
+
+
+def run(*arguments: str, **rest: Any) -> Outcome:
+    return on_terminal("run", "-p", "Hi", "--seed", "5", *arguments, **rest)
+
+
+HEAD = [
+    "demo model: tiny, trained on a CPU to show how a canvas settles; it knows next t",
+    "o nothing",
+    "fake · --seed 5",
+]
+ANSWER = PARAGRAPH.split("\n")
+
+
+def test_the_live_view_moves_and_leaves_nothing_but_the_answer() -> None:
+    seen = run("--visualize", "--slow", "0.03")
+    assert seen.code == 0
+    assert seen.lines == HEAD + ANSWER
+    assert not seen.cursor_hidden
+    steps = {match for frame in seen.frames for match in re.findall(r"canvas (\d) · step (\d) of 8", frame)}
+    assert steps == {(canvas, step) for canvas in "12" for step in "1234"}
+
+
+def test_an_unfinished_line_stays_in_view_while_the_next_canvas_settles() -> None:
+    seen = run("--visualize", "--slow", "0.03")
+    second = [frame for frame in seen.frames if "canvas 2 · step 1" in frame]
+    assert second
+    for frame in second:
+        lines = [line.rstrip() for line in frame.split("\n")]
+        assert lines[len(HEAD) :][:2] == ANSWER[:2]  # above
+        status = next(i for i, line in enumerate(lines) if line.startswith("canvas 2"))
+        assert lines[status + 1].startswith("Hi Hi")
+
+
+def test_fast_steps_show_the_last_frame_of_every_canvas() -> None:
+    seen = run("--visualize")
+    assert "canvas 1 · step 4 of 8" in seen.raw and "canvas 2 · step 4 of 8" in seen.raw
+
+
+def test_the_answer_goes_to_a_pipe_exactly_and_to_the_terminal_for_the_eye() -> None:
+    seen = run("--visualize", "--slow", "0.03", pipe_stdout=True)
+    assert seen.piped == PARAGRAPH + "\n"
+    assert seen.lines == HEAD + ANSWER
+
+
+def test_without_the_view_a_terminal_gets_no_control_at_all() -> None:
+    seen = run(session={"text": "Hi\x1b[2JHi\x07"})
+    assert seen.lines == [*HEAD, "Hi�[2JHi�"]
+    assert "\x1b[2J" not in seen.raw and "\x1b[?25l" not in seen.raw
+
+
+def test_a_pipe_gets_the_exact_bytes() -> None:
+    assert run(session={"text": "Hi\x1b[2JHi"}, pipe_stdout=True).piped == "Hi\x1b[2JHi\n"
+
+
+def test_a_thought_is_dimmed_and_ends_before_the_answer() -> None:
+    seen = run(session={"text": "<|channel>thought\nuser<channel|>Hi"})
+    assert seen.lines == [*HEAD, "user", "Hi"]
+    assert "\x1b[2muser" in seen.raw
+    assert run("--quiet", session={"text": "<|channel>thought\nuser<channel|>Hi"}).lines[-2:] == ["o nothing", "Hi"]
+
+
+@pytest.mark.parametrize("size", [(3, 80), (24, 7), (1, 2)])
+def test_small_terminals(size: tuple[int, int]) -> None:
+    seen = run("--visualize", size=size, environment={"COLUMNS": "200", "LINES": "90"})
+    assert seen.code == 0 and not seen.cursor_hidden
+    assert not any("step" in line for line in seen.lines)
+
+
+def test_a_terminal_that_knows_no_size_is_taken_for_24_by_80() -> None:
+    assert run("--visualize", told=(0, 0)).lines == HEAD + ANSWER
+
+
+def test_no_color() -> None:
+    seen = run("--visualize", "--slow", "0.03", environment={"NO_COLOR": "1"})
+    colours = re.findall(r"\x1b\[(?:\d+;)*(?:3[0-7]|4[0-7]|9[0-7]|38;[\d;]+)m", seen.raw)
+    assert not colours
+    assert "\x1b[1;4m" in seen.raw  # newly frozen, told apart all the same
+    assert seen.lines == HEAD + ANSWER
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}])
+def test_terminals_that_cannot_redraw_are_told(environment: dict[str, str]) -> None:
+    seen = run("--visualize", environment=environment)
+    assert seen.code == 0
+    assert any(line.startswith("--visualize needs") for line in seen.lines)
+    assert "step 1 of" not in seen.raw and "\x1b[?25l" not in seen.raw
+    assert seen.lines[-len(ANSWER) :] == ANSWER
+    if environment.get("TERM") == "dumb":
+        assert ESCAPE not in seen.raw
+
+
+@pytest.mark.parametrize("key", ["ctrl-c", "terminate"])
+def test_stopping_midway_gives_the_cursor_back(key: str) -> None:
+    sent = []
+
+    def press(process: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        if "canvas 2 · step 1" in raw and not sent:
+            sent.append(key)
+            if key == "ctrl-c":
+                os.write(master, b"\x03")
+            else:
+                process.send_signal(signal.SIGTERM)
+
+    seen = run("--visualize", "--slow", "0.05", session={"text": PARAGRAPH, "pause": 0.05}, meanwhile=press)
+    assert sent
+    assert seen.code == (130 if key == "ctrl-c" else 143)
+    assert not seen.cursor_hidden
+    assert seen.lines[: len(HEAD) + 2] == HEAD + ANSWER[:2]  # the first canvas stays
+    assert not any("step" in line for line in seen.lines)
+    if key == "ctrl-c":
+        assert seen.lines[-1] == "interrupted"
+
+
+def test_ctrl_c_without_the_view() -> None:
+    sent = []
+
+    def press(_: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        if "model model" in raw and not sent:
+            sent.append(os.write(master, b"\x03"))
+
+    seen = run(session={"text": PARAGRAPH, "pause": 0.1}, meanwhile=press)
+    assert seen.code == 130
+    assert seen.lines[len(HEAD) :][:2] == ANSWER[:2] and seen.lines[-1] == "interrupted"
+
+
+def test_resizing_while_it_draws() -> None:
+    sizes = iter([(24, 40), (10, 30), (30, 100), (5, 20)])
+
+    def resize(process: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        size = next(sizes, None)
+        if size is not None and "canvas 1 · step" in raw:
+            fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+    seen = run("--visualize", "--slow", "0.05", meanwhile=resize)
+    assert seen.code == 0 and not seen.cursor_hidden
+    assert seen.raw.count("Hi Hi Hi Hi user user user user") >= 1
+
+
+def test_models_is_a_table_on_a_terminal() -> None:
+    seen = on_terminal("models", size=(40, 100))
+    assert seen.code == 0
+    assert seen.lines[0].split()[:3] == ["name", "format", "weights"]
+    assert all(len(line) <= 100 for line in seen.lines)
