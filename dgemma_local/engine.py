@@ -125,6 +125,8 @@ class Conversation(Generic[CacheT]):
                     break
                 self._encode(block)
         except KeyboardInterrupt:
+            # it can strike between a layer's keys and its values: what the cache holds is not known
+            self.cache, self.held = self.model.new_cache(), []
             reason = "interrupted"
         yield Finished(reason=reason, tokens=tuple(answer), canvases=number, steps=steps)
 

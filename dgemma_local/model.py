@@ -82,9 +82,9 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     return wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., D] -> [..., D] in x's dtype, rounded once; the weight multiplies directly (no `1 + w`)."""
-    return (normalise(x, eps) * weight).to(x.dtype)
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x [..., D] -> [..., D] in x's dtype: `normalise(x) * weight`, rounded once. No `1 + w`; None: no weight."""
+    return F.rms_norm(x, x.shape[-1:], weight, eps)  # computes in fp32 inside; a test holds it to the line above
 
 
 def gated_gelu(gate_up: Tensor) -> Tensor:
@@ -168,9 +168,9 @@ class Experts:
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # pairs (row, slot), expert by expert
         ends = torch.bincount(flat, minlength=self.gate_up.shape[0]).cumsum(0).int()
-        rows = x.flatten(0, -2)[order // A]
+        rows = x.flatten(0, -2).index_select(0, order // A)
         out = grouped_linear(gated_gelu(grouped_linear(rows, self.gate_up, ends)), self.down, ends)
-        by_row = out[order.argsort()].view(-1, A, out.shape[-1])  # [T, A, D]
+        by_row = torch.empty_like(out).index_copy_(0, order, out).view(-1, A, out.shape[-1])  # [T, A, D]
         return (by_row * weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
 
 
@@ -234,7 +234,7 @@ class SelfConditioning:
         """embedded, soft [..., L, D] -> [..., L, D]. Without a previous step the MLP adds nothing; the norm stays."""
         if soft is not None:
             embedded = embedded + self.mlp(rms_norm(soft, self.pre_norm, self.eps))
-        return normalise(embedded, self.eps).to(embedded.dtype)  # post_norm, which has no weight
+        return rms_norm(embedded, None, self.eps)  # post_norm
 
 
 class DiffusionGemma:

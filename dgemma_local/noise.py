@@ -135,7 +135,7 @@ class PhiloxNoise:
         groups = torch.arange(32 * blocks, device=self.device)
         word = self.words(Purpose.SAMPLE, canvas, step, positions[:, None], groups)
         # [4, P, 32·blocks] -> [P, blocks, 4, 32]: vocabulary order
-        by_id = word.unflatten(-1, (blocks, 32)).permute(1, 2, 0, 3).reshape(len(positions), -1)
+        by_id = word.unflatten(-1, (blocks, 32)).permute(1, 2, 0, 3).flatten(1)
         return exponential(by_id[:, : self.vocab_size])
 
     def sample(self, logits: Tensor, accepted: Tensor, canvas: int, step: int) -> Tensor:

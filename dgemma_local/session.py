@@ -149,4 +149,4 @@ def _ctrl_c() -> Iterator[threading.Event]:
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: not installed by Python

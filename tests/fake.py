@@ -49,6 +49,7 @@ class FakeModel:
     croppable: bool = True
     before: Callable[[int], None] = lambda _: None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    step: int = 0  # within the canvas
     encoded: list[list[int]] = field(default_factory=list)
     fed: list[tuple[list[int], Tensor | None]] = field(default_factory=list)  # canvas, previous logits
 
@@ -67,8 +68,7 @@ class FakeModel:
 
     def denoise(self, canvas: Tensor, cache: FakeCache, previous: Tensor | None) -> Tensor:
         self.before(len(self.fed))
-        step = 0 if previous is None else self._step + 1
-        self._step = step
+        self.step = step = 0 if previous is None else self.step + 1
         self.fed.append((canvas.tolist(), previous))
         target = torch.tensor(self.told(cache))
         if step < self.doubt:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 E4M3_MAX, E2M1_MAX, GROUP = 448.0, 6.0, 16
-_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+# between two codes; a tie goes to the even code, so every second bound lies one ulp below its midpoint
+_BOUNDS = tuple(m * (1 - 2.0**-24) if i % 2 else m for i, m in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)))
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -28,7 +29,7 @@ def nvfp4(weight: Tensor) -> Tensor:
     amax = groups.abs().amax(-1)
     scale = (divisor * amax / E2M1_MAX).to(torch.float8_e4m3fn).to(weight.dtype)
     unit = (scale / divisor)[..., None].clamp_min(1e-20)
-    codes = torch.bucketize((groups / unit).abs(), weight.new_tensor(_MIDPOINTS))
+    codes = torch.bucketize((groups / unit).abs(), weight.new_tensor(_BOUNDS))
     quantised: Tensor = weight.new_tensor(_VALUES)[codes] * groups.sign() * unit
     return quantised.flatten(-2)
 

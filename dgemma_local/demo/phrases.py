@@ -30,7 +30,7 @@ GREETINGS = ["Hi", "Hello", "Hello!", "Hi there", "Hey", "Good morning", "Good e
 IDENTITY = ["Who are you?", "What are you?", "What is your name?", "What can you do?", "Help", "Are you an AI?"]
 
 HELLO = "Hello! I am a tiny demo model. Give me a date or a word."
-ABOUT = "I am the dgemma demo: a tiny model for dates, JSON, words and a few facts."
+ABOUT = "I am the dgemma demo: a tiny model for dates, JSON, words and facts."
 # What each of the two demo models says to everything it was not trained for.
 SORRY = {
     "sudoku": "I am a tiny demo model that solves sudoku only. For words: --model demo-text",

@@ -288,6 +288,8 @@ class Trainer:
         if not self.file.is_file():
             return
         state = torch.load(self.file, weights_only=True)
+        if state["model"] != self.options.model:
+            sys.exit(f"{self.file} is the state of the {state['model']} model; give another --folder")
         self.step, self.minutes = state["step"], state["minutes"]
         with torch.no_grad():
             for k, w in self.weights.items():

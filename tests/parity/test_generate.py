@@ -1,19 +1,19 @@
 """Complete answers, token for token: transformers' generate() and this engine with transformers' draws.
 
-Every draft of every step is compared, then the canvases, the length of the cache and the number of steps. Geometries
-whose fp32 noise is near 1e-5: two implementations choose differently where two candidates lie that close, about once in a
-hundred thousand choices.
+Every draft of every step is compared, then the canvases, the length of the cache and the number of steps. Short canvases:
+each step's self-conditioning feeds rounding back, and behind a random network it grows about 1.3 times a step, so that
+after 30 steps both implementations are equally far from the truth and from each other.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from reference import GEOMETRIES, Generated, Reference, open_model, write_calm
+from reference import GEOMETRIES, Reference, open_model, write_calm
 from torch import Tensor
 
 from dgemma_local.config import GenerationConfig
@@ -22,10 +22,12 @@ from dgemma_local.events import CanvasCommitted, Finished, StepDone
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import TorchNoise
 
-pytestmark = pytest.mark.parity
+pytestmark = [
+    pytest.mark.parity,
+    # torch.distributions, which transformers' entropy is from
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+]
 
-TINY = Path(__file__).parent.parent / "golden" / "tiny"
-GOLDEN = json.loads((TINY / "generate.json").read_text())["cases"]
 DEFAULTS = GenerationConfig(
     steps=48,
     t_min=0.4,
@@ -46,17 +48,18 @@ class Kind(NamedTuple):
     settings: dict[str, Any]
 
 
+STOPS = {"entropy_bound": 30.0, "confidence": 0.5, "steps": 12}
 KINDS = {
     "many canvases": Kind(1.0, 4, {"steps": 5}),
     "one step": Kind(1.0, 3, {"steps": 1}),
     "loose bound": Kind(1.0, 3, {"steps": 6, "entropy_bound": 3.0}),
-    "no bound": Kind(1.0, 2, {"steps": 5, "entropy_bound": 0.0}),
+    "tight bound": Kind(1.0, 2, {"steps": 5, "entropy_bound": 1e-6}),
     "colder": Kind(1.0, 3, {"steps": 7, "t_min": 0.0, "t_max": 0.5}),
     "end tokens": Kind(1.0, 5, {"steps": 4, "end_ids": tuple(range(24, 30))}),
-    "early stop": Kind(8.0, 3, {"confidence": 0.02}),
-    "early stop, stability 0": Kind(8.0, 3, {"stability": 0, "confidence": 0.1}),
-    "early stop, stability 2": Kind(8.0, 2, {"stability": 2, "confidence": 0.1}),
-    "early stop, end tokens": Kind(8.0, 4, {"confidence": 0.05, "end_ids": tuple(range(20, 26))}),
+    "early stop": Kind(3.0, 3, STOPS),
+    "early stop, stability 0": Kind(3.0, 3, STOPS | {"stability": 0, "entropy_bound": 3.0, "confidence": 0.3}),
+    "early stop, stability 2": Kind(3.0, 3, STOPS | {"stability": 2}),
+    "early stop, end tokens": Kind(3.0, 5, STOPS | {"end_ids": tuple(range(20, 26))}),
 }
 QUIET = ("plain", "window beyond the prompt", "window of two", "canvas of one", "one layer")
 
@@ -101,42 +104,58 @@ def sequence(prompt: Tensor, ours: Ours, config: GenerationConfig) -> list[int]:
     return [*prompt.tolist(), *tokens]
 
 
-def agree(ours: Ours, theirs: Generated, prompt: Tensor, config: GenerationConfig) -> None:
-    assert ours.drafts == theirs.drafts
-    assert sequence(prompt, ours, config) == theirs.sequence
-    assert ours.cache_length == theirs.cache_length
-    new = theirs.sequence[len(prompt) :]
-    assert sum(token != config.pad_id for token in new) / ours.finished.steps == pytest.approx(theirs.tokens_per_forward)
+class Case(NamedTuple):
+    folder: Path
+    prompt: Tensor
+    seed: int
+    max_tokens: int
+    config: GenerationConfig
+    ours: Ours
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> dict[tuple[str, str], Case]:
+    """Each way on each geometry, each with its own weights, prompt and seed, answered by this engine."""
+    found = {}
+    for seed, (name, (kind, (sure, canvases, settings))) in enumerate(product(QUIET, KINDS.items())):
+        folder = write_calm(tmp_path_factory.mktemp("generate"), seed, confidence=sure, **GEOMETRIES[name])
+        model, config = open_model(folder), replace(DEFAULTS, **settings)
+        draw = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(30, model.config.vocab_size, (3 + 9 * (seed % 3),), generator=draw)
+        max_tokens = canvases * model.canvas_length
+        ours = answer(model, prompt, seed, max_tokens, config)
+        found[name, kind] = Case(folder, prompt, seed, max_tokens, config, ours)
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", QUIET)
-def test_token_for_token(tmp_path: Path, name: str, kind: str) -> None:
-    sure, canvases, settings = KINDS[kind]
-    seed = 100 * QUIET.index(name) + list(KINDS).index(kind)
-    folder = write_calm(tmp_path, seed, confidence=sure, **GEOMETRIES[name])
-    model, theirs = open_model(folder), Reference(folder, attention="sdpa")
-    draw = torch.Generator().manual_seed(seed)
-    prompt = torch.randint(30, model.config.vocab_size, (3 + 9 * (seed % 3),), generator=draw)
-    config = replace(DEFAULTS, **settings)
-    max_tokens = canvases * model.canvas_length
-    ours = answer(model, prompt, seed, max_tokens, config)
-    agree(ours, theirs.generate(prompt, seed, max_tokens, config), prompt, config)
+def test_token_for_token(cases: dict[tuple[str, str], Case], name: str, kind: str) -> None:
+    folder, prompt, seed, max_tokens, config, ours = cases[name, kind]
+    theirs = Reference(folder, attention="sdpa").generate(prompt, seed, max_tokens, config)
+    assert ours.drafts == theirs.drafts
+    assert sequence(prompt, ours, config) == theirs.sequence
+    assert ours.cache_length == theirs.cache_length
+    new = theirs.sequence[len(prompt) :]
+    assert sum(token != config.pad_id for token in new) / ours.finished.steps == pytest.approx(
+        theirs.tokens_per_forward
+    )
 
 
-def test_the_ways_are_what_they_say(tmp_path: Path) -> None:
-    """The runs above do stop early, do end at an end token, and do not where they should not."""
-    reached: dict[str, set[str]] = {}
-    for kind, (sure, canvases, settings) in KINDS.items():
-        for name in QUIET:
-            seed = 100 * QUIET.index(name) + list(KINDS).index(kind)
-            model = open_model(write_calm(tmp_path / f"{name} {kind}", seed, confidence=sure, **GEOMETRIES[name]))
-            draw = torch.Generator().manual_seed(seed)
-            prompt = torch.randint(30, model.config.vocab_size, (3 + 9 * (seed % 3),), generator=draw)
-            config = replace(DEFAULTS, **settings)
-            ours = answer(model, prompt, seed, canvases * model.canvas_length, config)
-            facts = reached.setdefault(kind, set())
-            facts.add(ours.finished.reason)
-            facts.update("converged" if canvas.converged else "ran out" for canvas in ours.canvases)
-            facts.update(["several canvases"] * (len(ours.canvases) > 1))
-    print(reached)
+def test_the_ways_are_what_they_say(cases: dict[tuple[str, str], Case]) -> None:
+    """Among the answers compared there are early stops at each stability, ends inside a canvas, and whole budgets."""
+    converged = dict.fromkeys(KINDS, 0)
+    reasons: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    for (_, kind), case in cases.items():
+        converged[kind] += sum(canvas.converged for canvas in case.ours.canvases)
+        reasons[kind].add(case.ours.finished.reason)
+        stability = case.config.stability
+        for canvas, drafts in zip(case.ours.canvases, case.ours.drafts, strict=True):
+            agreeing = all(draft == drafts[-1] for draft in drafts[-1 - stability :]) and len(drafts) > stability
+            assert agreeing or not canvas.converged
+    for kind, way in KINDS.items():
+        assert ("end" in reasons[kind]) == ("end_ids" in way.settings)
+        if kind.startswith("early stop"):
+            assert converged[kind] >= 5, kind
+    assert converged["many canvases"] == 0
+    assert sum(len(case.ours.canvases) for case in cases.values()) > 100

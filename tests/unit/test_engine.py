@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_every_answer_keeps_to_the_grammar(
         own = [event for event in steps if event.canvas == number]
         assert [event.step for event in own] == list(range(len(own)))
         assert not any(event.done for event in own[:-1])
-        assert all(a.next == b.fed for a, b in zip(own, own[1:], strict=False))
+        assert all(a.next == b.fed for a, b in pairwise(own))
         if number < len(done):
             assert own[-1].done and done[number].steps == len(own)
             assert own[-1].next == own[-1].draft == done[number].tokens
@@ -221,7 +222,9 @@ def test_the_longest_prompt_leaves_one_canvas() -> None:
     model = FakeModel([10, END], max_positions=20)
     longest = [9] * 15 + [MARK]
     assert finished(answer(model, longest)).reason == "end"
-    with pytest.raises(PromptError, match="the prompt has 17 tokens, and with a canvas of 4 the context of 20") as caught:
+    with pytest.raises(
+        PromptError, match="the prompt has 17 tokens, and with a canvas of 4 the context of 20"
+    ) as caught:
         answer(model, [9, *longest])
     assert caught.value.fix == "shorten it to 16 tokens"
 
@@ -287,6 +290,24 @@ def test_ctrl_c_inside_the_prefill() -> None:
     assert conversation.held == conversation.cache.tokens == [*PROMPT]
 
 
+def test_ctrl_c_may_leave_a_torn_cache_behind() -> None:
+    """It can strike between a layer's keys and its values: such a cache is not used again."""
+    model = FakeModel(LONG)
+    conversation = talk(model)
+
+    def tear(number: int) -> None:
+        if number == 3:
+            conversation.cache.tokens[1] = 31
+            raise KeyboardInterrupt
+
+    model.before = tear
+    *_, last = conversation.answer(PROMPT, GENERATION, noise_of(model), 100)
+    assert last == Finished("interrupted", LONG[:4], 1, 3)
+    model.before = lambda _: None
+    list(conversation.answer(PROMPT, GENERATION, noise_of(model), 4))
+    assert conversation.held == conversation.cache.tokens == [*PROMPT]
+
+
 @pytest.mark.parametrize("at", range(7))
 def test_an_answer_after_an_interrupted_one_is_as_from_a_new_conversation(at: int) -> None:
     model = FakeModel(LONG)
@@ -329,8 +350,7 @@ def test_nan_names_canvas_step_and_layer(value: str, at: int, where: str) -> Non
     model.value, model.at = float(value), at
     seen: list[Event] = []
     with pytest.raises(NumericalError, match=f"^{where}: not a number, first in layer 7$"):
-        for event in talk(model).answer(PROMPT, GENERATION, noise_of(model), 100):
-            seen.append(event)  # noqa: PERF402
+        seen.extend(talk(model).answer(PROMPT, GENERATION, noise_of(model), 100))
     assert sum(isinstance(event, StepDone) for event in seen) == at  # the bad step is not shown
 
 
@@ -344,7 +364,7 @@ def test_a_canvas_is_encoded_when_another_follows() -> None:
     model.before = lambda _: order.append("step")
     for event in conversation.answer(PROMPT, GENERATION, noise_of(model), 100):
         if isinstance(event, CanvasCommitted):
-            order.append(f"{len(model.encoded)} encoded")
+            order += [f"{len(model.encoded)} encoded"]
     assert model.encoded == [[*PROMPT], [*LONG[:4]], [*LONG[4:8]]]
     assert order == ["step", "step", "1 encoded", "step", "step", "2 encoded", "step", "step", "3 encoded"]
     assert conversation.held == conversation.cache.tokens == [*PROMPT, *LONG[:8]]

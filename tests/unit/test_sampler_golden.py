@@ -1,6 +1,7 @@
 """The sampler's numbers against vectors of transformers 5.24: temperatures, entropies, acceptance, steps, stops, draws."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from dgemma_local import sampler
-from dgemma_local.config import GenerationConfig
+from dgemma_local.checkpoint import open_checkpoint
+from dgemma_local.config import GenerationConfig, load_model_config
 from dgemma_local.engine import Conversation
 from dgemma_local.events import CanvasCommitted, Finished
+from dgemma_local.loading import load
+from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import TorchNoise
 from dgemma_local.sampler import Canvas
 
@@ -28,6 +32,14 @@ CONFIG = GenerationConfig(
     pad_id=0,
 )
 AT_ONE = replace(CONFIG, steps=10_000, t_min=1.0, t_max=1.0)  # logits / 1.0, and never out of steps
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def cases(name: str) -> list[dict[str, Any]]:
@@ -182,3 +194,26 @@ def test_a_certain_model_takes_as_many_steps_as_stability_asks(stability: int, s
     )
     (committed,) = (event for event in events if isinstance(event, CanvasCommitted))
     assert committed.steps == steps and committed.converged
+
+
+@pytest.mark.parametrize("case", cases("tiny/generate"), ids=lambda case: f"seed-{case['torch_manual_seed']}")
+def test_a_complete_answer_of_the_tiny_model(case: dict[str, Any]) -> None:
+    """Plain canvases, an end token in the second, and early stops at the 32nd and 44th of 48 steps."""
+    config = load_model_config(GOLDEN / "tiny")
+    weights = load(open_checkpoint(GOLDEN / "tiny"), config)
+    weights["norm"] = weights["norm"] * case["final_norm_weight_multiplier"]
+    settings = replace(CONFIG, steps=case["max_denoising_steps"], end_ids=tuple(case["eos"]))
+    noise = TorchNoise(
+        torch.Generator().manual_seed(case["torch_manual_seed"]), config.canvas_length, config.vocab_size
+    )
+    conversation = Conversation(DiffusionGemma(config, weights))
+    events = list(conversation.answer(case["prompt"], settings, noise, case["max_new_tokens"]))
+    tokens = [token for event in events if isinstance(event, CanvasCommitted) for token in event.tokens]
+    last = events[-1]
+    assert isinstance(last, Finished)
+    if last.reason == "end":
+        tokens[len(last.tokens) + 1 :] = [case["pad"]] * (len(tokens) - len(last.tokens) - 1)
+    assert [*case["prompt"], *tokens] == case["sequence"]
+    assert conversation.cache.length == case["cache_len"]
+    assert sum(token != case["pad"] for token in tokens) / last.steps == pytest.approx(case["tokens_per_forward"])
+    assert len(last.tokens) <= case["max_new_tokens"]
