@@ -144,6 +144,7 @@ def save(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, dtype
     unfinished = folder / f".{SINGLE}.{os.getpid()}"
     try:
         save_file(tensors, unfinished, metadata={"format": "pt"})
+        unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
         unfinished.replace(folder / SINGLE)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dgemma_local.config import ARCHITECTURE, ModelConfig
 from dgemma_local.demo import vocabulary
+from dgemma_local.demo.fakequant import SCHEMES, is_quantised
 from dgemma_local.demo.render import FOLDERS
 from dgemma_local.demo.train import CONFIGS, ENTROPY_BOUND, T_MAX, T_MIN
 from dgemma_local.loading import save
@@ -104,9 +105,15 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m dgemma_local.demo.export", description=__doc__.split("\n")[0])
     parser.add_argument("state", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", help="default: the model's folder in this package")
+    parser.add_argument(
+        "--through", choices=sorted(SCHEMES), help="round the weights as this format would, to measure it"
+    )
     options = parser.parse_args(arguments)
     state = torch.load(options.state, weights_only=True)
-    export(CONFIGS[state["model"]], state["weights"], options.folder or FOLDERS[state["model"]])
+    weights = state["weights"]
+    if options.through is not None:
+        weights = {k: SCHEMES[options.through](w) if is_quantised(k, w) else w for k, w in weights.items()}
+    export(CONFIGS[state["model"]], weights, options.folder or FOLDERS[state["model"]])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
 Formulas: compressed-tensors 0.20. The forward value is the quantised one, the gradient passes straight through.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -34,8 +36,16 @@ def nvfp4(weight: Tensor) -> Tensor:
     return quantised.flatten(-2)
 
 
+SCHEMES: dict[str, Callable[[Tensor], Tensor]] = {"fp8": fp8, "nvfp4": nvfp4}
+
+
 def straight_through(weight: Tensor, scheme: str) -> Tensor:
-    """`weight` with the values that `scheme` ("fp8", "nvfp4") would store, and the gradient of `weight`."""
+    """`weight` with the values that `scheme` would store, and the gradient of `weight`."""
     with torch.no_grad():
-        change = {"fp8": fp8, "nvfp4": nvfp4}[scheme](weight) - weight
+        change = SCHEMES[scheme](weight) - weight
     return weight + change
+
+
+def is_quantised(name: str, weight: Tensor) -> bool:
+    """Whether the published quantised checkpoints hold this parameter in few bits: attention, MLP and experts."""
+    return weight.dim() > 1 and name != "embed_tokens" and "router" not in name and "self_conditioning" not in name

@@ -4,7 +4,7 @@ Objective. A canvas of the answer is noised: each token is replaced, with probab
 one; the decoder predicts the clean token at every position. Half of the rows are self-conditioned on a first pass, and
 half of those read the canvas that a real sampler step left. From `ON_POLICY_FROM` on, half of the rows have lived
 through 1 … 4 real sampler steps first, so that the model learns to leave its own mistakes. The encoder is trained as a
-causal language model at the same time, and the last part sees weights as FP8 and NVFP4 would hold them.
+causal language model of the answers at the same time, and the last part sees weights as FP8 and NVFP4 would hold them.
 
 Each step's batch depends on (seed, step) alone, so that a resumed run continues as if it had not stopped.
 Sources: the published fine-tuning recipes (NVIDIA NeMo AutoModel, DiffusionGemmaSFTRecipe) for noise, self-conditioning
@@ -63,6 +63,7 @@ GROUPS: dict[tasks.Model, dict[str, float]] = {
     "sudoku": {"9×9": 0.73, "small": 0.16, "thinking": 0.06, "refusal": 0.05},
     "text": {"text": 0.9, "times table": 0.1},
 }
+CAUSAL_SHARE = 0.25  # of the steps; the causal loss has weight 1 there
 VIEWS = 2  # canvases a prompt: one encoder pass serves both
 ON_POLICY_FROM = 0.5  # of the steps
 PAD_WEIGHT = 0.2  # most of a short answer's canvas is padding, and easy
@@ -165,19 +166,16 @@ class Trainer:
         prompt, real, answer = self.render.batch(batch, rng)
         P, L = prompt.shape[1], self.config.canvas_length
 
-        # the encoder reads the prompt; one time in four the answer too, as a language model
-        whole = rng.random() < 0.25
+        # the encoder reads the prompt; one time in four the answer too, as a language model of answers alone: a puzzle's
+        # clues are noise to one
+        whole = rng.random() < CAUSAL_SHARE
         seen = torch.cat([prompt, answer], 1) if whole else prompt
-        memory = Batch(
-            F.pad(real, (0, seen.shape[1] - P), value=True), len(self.config.layers), self.config.sliding_window
-        )
-        hidden = model.hidden(model.embed(seen), memory, causal=True)
+        memory = Batch(F.pad(real, (0, seen.shape[1] - P), value=True), len(config.layers), config.sliding_window)
+        hidden = model.hidden(model.embed(seen), memory, causal=True, kv_only=not whole)
         memory.length = P
-        predicts = F.pad(real, (0, seen.shape[1] - P), value=True)[:, :-1].float()
+        causal = torch.zeros(())
         if whole:
-            predicts[:, P - 1 :] = torch.where(answer == PAD, PAD_WEIGHT, 1.0)
-        causal = weighted(model.head(hidden[:, :-1]), seen[:, 1:], predicts)
-        balance = torch.stack([layer.router.balance for layer in model.layers]).sum()  # type: ignore[attr-defined]
+            causal = weighted(model.head(hidden[:, P - 1 : -1]), answer, torch.where(answer == PAD, PAD_WEIGHT, 1.0))
 
         clean = answer.repeat_interleave(VIEWS, 0)
         B = len(clean)
@@ -192,6 +190,7 @@ class Trainer:
             soft[conditioned] = model.soften(previous)
         x = model.self_conditioning(model.embed(canvas), soft)
         logits = model.head(model.hidden(x, memory.canvases(VIEWS, P, detach=False), causal=False))
+        balance = torch.stack([layer.router.balance for layer in model.layers]).sum()  # type: ignore[attr-defined]
         denoise = weighted(logits, clean, torch.where(clean == PAD, PAD_WEIGHT, 1.0))
         right = (logits.argmax(-1) == clean)[clean != PAD].float().mean()
         facts = {"group": group, "denoise": denoise.item(), "causal": causal.item(), "right": right.item()}
@@ -201,7 +200,7 @@ class Trainer:
         if not scheme:
             return self.weights
         return {
-            k: fakequant.straight_through(w, scheme) if is_matrix(k, w) and "self_conditioning" not in k else w
+            k: fakequant.straight_through(w, scheme) if fakequant.is_quantised(k, w) else w
             for k, w in self.weights.items()
         }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgemma_local import rope
@@ -59,6 +59,7 @@ def test_in_bf16_the_table_is_rounded_once(kind: str) -> None:
 
 @kinds
 @given(position=st.integers(0, 262143), seed=st.integers(0, 1000))
+@settings(deadline=None)
 def test_each_pair_turns_by_its_angle(kind: str, position: int, seed: int) -> None:
     """Pair j is (x[j], x[j + d/2]); as complex numbers, x' = x · e^(iφ)."""
     _, config, head_dim = vectors(kind)
@@ -89,6 +90,7 @@ def test_products_and_sum_are_each_rounded_in_bf16() -> None:
 
 
 @given(st.integers(1, 32).map(lambda n: 2 * n), st.floats(0.05, 1.0))
+@settings(deadline=None)
 def test_a_share_of_the_pairs_rotates(head_dim: int, rotating: float) -> None:
     turn = rope.inverse_frequencies(RopeConfig(theta=1e6, rotating=rotating), head_dim)
     assert len(turn) == head_dim // 2

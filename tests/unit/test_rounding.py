@@ -56,11 +56,15 @@ def test_the_embedding_s_scale_is_53_at_the_real_width(real_width: DiffusionGemm
     assert not torch.equal(want, (real_width.embed_tokens.float() * 2816**0.5).to(BF16))
 
 
-def test_rms_norm_rounds_once() -> None:
-    x, w = draw(50, 64).to(BF16), (1 + draw(64, seed=1) / 4).to(BF16)
-    once = (normalise(x.float(), 1e-6) * w.float()).to(BF16)
+@pytest.mark.parametrize("width", [64, 2816])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_rms_norm_rounds_once(width: int, size: float) -> None:
+    x, w = (size * draw(50, width)).to(BF16), (1 + draw(width, seed=1) / 4).to(BF16)
+    unit = normalise(x.float(), 1e-6)
+    once = (unit * w.float()).to(BF16)
     assert torch.equal(rms_norm(x, w, 1e-6), once)
-    assert not torch.equal(once, normalise(x.float(), 1e-6).to(BF16) * w)
+    assert torch.equal(rms_norm(x, None, 1e-6), unit.to(BF16))
+    assert not torch.equal(once, unit.to(BF16) * w)
 
 
 def test_the_router_rounds_each_step_and_its_logits() -> None:
@@ -111,28 +115,39 @@ def test_the_head_rounds_before_the_softcap(real_width: DiffusionGemma) -> None:
     assert (logits == (product / 30).tanh() * 30).float().mean() > 0.9
 
 
-def spelled_out(vocab: int) -> DiffusionGemma:
-    """A bf16 model whose embedding is the identity: its soft embedding is the distribution itself, times √V."""
+def spelled_out(embedding: Tensor) -> DiffusionGemma:
+    """A bf16 model that is little more than its embedding, [V, V]. Of the identity, a soft embedding is p · √V."""
+    vocab = len(embedding)
     config = replace(CONFIG, vocab_size=vocab, hidden_size=vocab, layers=())
     names = ("norm", "self_conditioning.pre_norm", "self_conditioning.gate_up_proj", "self_conditioning.down_proj")
-    return DiffusionGemma(config, {"embed_tokens": torch.eye(vocab, dtype=BF16)} | {n: torch.ones(1) for n in names})
+    return DiffusionGemma(config, {"embed_tokens": embedding.to(BF16)} | {n: torch.ones(1) for n in names})
 
 
 def test_the_soft_embedding_rounds_logits_and_probabilities() -> None:
     """Reference values of one step: temperature-scaled logits, and what the next step makes of them."""
     for case in json.loads((GOLDEN / "step.json").read_text())["cases"]:
         logits, want = torch.tensor(case["processed_logits"]), torch.tensor(case["sc_probs_bf16"])
-        model = spelled_out(logits.shape[-1])
+        model = spelled_out(torch.eye(logits.shape[-1]))
         assert model.embed_scale == 4.0  # exact, and so is the product
         assert torch.equal(model.soften(logits), (want * 4).to(BF16))
         assert not torch.equal(torch.tensor(case["sc_probs_fp32"]).to(BF16), want.to(BF16))
+
+
+def test_probabilities_are_rounded_before_the_product() -> None:
+    """Two tokens that cancel: 0.50146 and 0.49854 become 0.5 and 0.49805, and their difference two thirds of itself."""
+    logits = torch.full((1, 16), -1000.0)
+    logits[0, :2] = torch.tensor([0.005859375, 0.0])  # exact in bf16
+    embedding = torch.zeros(16, 16)
+    embedding[0], embedding[1] = 1.0, -1.0
+    soft = spelled_out(embedding).soften(logits)
+    assert torch.equal(soft.float(), torch.full((1, 16), (0.5 - 0.498046875) * 4))
 
 
 def test_a_near_tie_is_visibly_coarse() -> None:
     """At t = 0.41 logits 29, 28 and 27.5 become 70.5, 68.5 and 67: half a nat is the step of bf16 there."""
     logits = torch.full((1, 16), -1000.0)
     logits[0, :3] = torch.tensor([29.0, 28.0, 27.5]) / 0.41
-    close(spelled_out(16).soften(logits)[0, :3].float() / 4, torch.tensor([0.8580, 0.1161, 0.0259]), 2e-3)
+    close(spelled_out(torch.eye(16)).soften(logits)[0, :3].float() / 4, torch.tensor([0.8580, 0.1161, 0.0259]), 2e-3)
 
 
 def test_fp64_goes_all_the_way() -> None:
