@@ -30,6 +30,8 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LANES = 128  # vocabulary ids that 32 counters serve: four words each
+# nats below the best logit from which no id can win the race: log of the largest variate over the smallest, rounded up
+FARTHEST = 25.7
 AHEAD = 16  # denoising steps whose re-noise is drawn at once; a canvas of the real model takes about as many
 WORD = 0xFFFFFFFF
 
@@ -69,9 +71,10 @@ def philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
         [(k + r * w) & WORD for k, w in zip(key, WEYL, strict=True)][:: -1 if r % 2 == 0 else 1] for r in range(ROUNDS)
     ]
     xors = torch.tensor(keys, device=counter.device).view(ROUNDS, *lanes)
-    for r in range(ROUNDS):
+    for r, xor in enumerate(xors.unbind()):
         product = even * by[r % 2]  # wraps in int64; its bits are the uint64 product's
-        even, odd = (product >> 32) & WORD ^ odd.flip(0) ^ xors[r], product & WORD
+        even = (product >> 32).bitwise_and_(WORD).bitwise_xor_(odd.flip(0)).bitwise_xor_(xor)
+        odd = product.bitwise_and_(WORD)
     return torch.stack([even, odd], 1).flatten(0, 1)
 
 
@@ -139,10 +142,12 @@ class PhiloxNoise:
         return exponential(by_id[:, : self.vocab_size])
 
     def sample(self, logits: Tensor, accepted: Tensor, canvas: int, step: int) -> Tensor:
-        """Rows that are not accepted hold 0."""
-        positions = accepted.nonzero()[:, 0]
+        """Rows that are not accepted hold their most likely id, and so do those that no draw could change."""
+        best = logits.max(-1, keepdim=True)
+        contested = (logits >= best.values - FARTHEST).sum(-1) > 1
+        positions = (accepted & contested).nonzero()[:, 0]
         drawn = exponential_race(logits[positions], self.variates(canvas, step, positions))
-        return torch.zeros_like(accepted, dtype=torch.int64).index_put((positions,), drawn)
+        return best.indices[:, 0].index_put((positions,), drawn)
 
 
 class TorchNoise:

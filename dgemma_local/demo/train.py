@@ -60,12 +60,13 @@ def _config(hidden_size: int) -> ModelConfig:
 CONFIGS: dict[tasks.Model, ModelConfig] = {"sudoku": _config(96), "text": _config(128)}
 # share of the steps that each group of tasks has; a step is of one group, for prompts of like length
 GROUPS: dict[tasks.Model, dict[str, float]] = {
-    "sudoku": {"9×9": 0.73, "small": 0.16, "thinking": 0.06, "refusal": 0.05},
+    "sudoku": {"9×9": 0.68, "small": 0.23, "thinking": 0.05, "refusal": 0.04},
     "text": {"text": 0.9, "times table": 0.1},
 }
 CAUSAL_SHARE = 0.25  # of the steps; the causal loss has weight 1 there
 VIEWS = 2  # canvases a prompt: one encoder pass serves both
 ON_POLICY_FROM = 0.5  # of the steps
+HARD_CLUES = {4: 8, 6: 16, 9: 40}  # at most so many from then on
 PAD_WEIGHT = 0.2  # most of a short answer's canvas is padding, and easy
 BALANCE_WEIGHT = 0.01  # experts' load balance
 ENTROPY_BOUND, T_MIN, T_MAX = 0.1, 0.4, 0.8  # the sampler's, as in generation_config.json
@@ -102,11 +103,9 @@ class Puzzles:
 
 def example(model: tasks.Model, group: str, rng: random.Random, puzzles: Puzzles, late: bool) -> tasks.Example:
     """One example of a group of tasks. Late in training the puzzles are harder."""
-    if group == "9×9":
-        return puzzles.example(rng, 9, 40 if late else tasks.CLUES[9][1])
-    if group == "small":
-        side = rng.choice((4, 6, 6))
-        return puzzles.example(rng, side, tasks.CLUES[side][1])
+    if group in ("9×9", "small"):
+        side = 9 if group == "9×9" else rng.choice((4, 6, 6, 6))
+        return puzzles.example(rng, side, HARD_CLUES[side] if late else tasks.CLUES[side][1])
     if group == "thinking":
         side = rng.choice((4, 6, 9, 9))
         return tasks.thoughtful(puzzles.example(rng, side, tasks.CLUES[side][1]))

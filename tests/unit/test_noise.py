@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dgemma_local.noise import PhiloxNoise, Purpose, TorchNoise, exponential, exponential_race, philox
+from dgemma_local.noise import FARTHEST, PhiloxNoise, Purpose, TorchNoise, exponential, exponential_race, philox
 
 CPU = torch.device("cpu")
 M32 = 2**32 - 1
@@ -252,3 +252,20 @@ def test_torch_noise_draws_in_the_order_of_transformers() -> None:
     assert torch.equal(ours[1], torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0])
     assert torch.equal(ours[2], torch.randint(0, 30, (1, 5), generator=draw)[0])
     assert torch.equal(ours[3], torch.randint(0, 30, (1, 5), generator=draw)[0])
+
+
+def test_rows_that_no_draw_could_change_are_not_drawn_for_nothing() -> None:
+    """Leaving them out changes no sample: the whole race over every row has the same winners."""
+    noise = PhiloxNoise(11, 64, 128, CPU)
+    draw = torch.Generator().manual_seed(0)
+    everywhere = torch.ones(64, dtype=torch.bool)
+    for step, sharpness in enumerate((1.0, 5.0, 10.0, 20.0, 40.0)):
+        logits = sharpness * torch.randn(64, 128, generator=draw)
+        whole = exponential_race(logits, noise.variates(0, step, torch.arange(64)))
+        assert torch.equal(noise.sample(logits, everywhere, 0, step), whole)
+
+
+def test_the_farthest_winner_is_within_reach() -> None:
+    """FARTHEST is the widest gap that the variates can bridge, and hardly more."""
+    smallest, largest = exponential(torch.tensor([0, (1 << 32) - 1])).tolist()
+    assert 0 < FARTHEST - math.log(largest / smallest) < 0.02
