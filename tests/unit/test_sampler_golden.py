@@ -91,6 +91,12 @@ def test_entropies_and_acceptance(case: dict[str, Any]) -> None:
         assert accepted.tolist() == case["accepted"] and int(accepted.sum()) == case["n_accepted"]
 
 
+def test_a_sum_that_is_the_bound_exactly_is_within_it() -> None:
+    """transformers compares with ≤; no vector has such a case."""
+    entropy = torch.tensor([1.0, 0.25, 2.0, 0.25])
+    assert sampler.accept(entropy, 0.5).tolist() == [True, True, False, True]
+
+
 @pytest.mark.parametrize("case", cases("step"), ids=name_of)
 def test_one_step(case: dict[str, Any]) -> None:
     """Supplied draws; the last step, which commits its draft, is asked as if more followed, too."""
