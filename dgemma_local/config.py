@@ -141,17 +141,24 @@ def _read(folder: Path, name: str) -> _Keys:
 def _rope(text: _Keys, kind: str) -> RopeConfig:
     rope = text.section("rope_parameters").section(kind)
     flavour = rope.raw("rope_type")
+    _refuse(rope, "factor", 1.0)
     if flavour == "default":
+        _refuse(rope, "partial_rotary_factor", 1.0)
         return RopeConfig(theta=rope.number("rope_theta"), rotating=1.0)
     if flavour == "proportional":
-        return RopeConfig(theta=rope.number("rope_theta"), rotating=rope.number("partial_rotary_factor"))
+        rotating = rope.number("partial_rotary_factor")
+        if rotating > 1.0:
+            raise rope.fail(f"'{rope.where}partial_rotary_factor' is {rotating}, more than all")
+        return RopeConfig(theta=rope.number("rope_theta"), rotating=rotating)
     raise rope.fail(f"'{rope.where}rope_type' is {flavour!r}; 'default' and 'proportional' are known")
 
 
 def _layer(text: _Keys, index: int, kind: Kind) -> LayerConfig:
     """Geometry of one layer: its entry in per_layer_config, else the global_* keys for a full layer, else the plain keys."""
     own = text.section("per_layer_config") if "per_layer_config" in text else None
-    layer = own.section(str(index)) if own is not None and str(index) in own else None
+    # transformers numbers the layers with leading zeros from ten on
+    name = None if own is None else next((key for key in own.values if key.isdecimal() and int(key) == index), None)
+    layer = None if own is None or name is None else own.section(name)
     if kind == "full" and own is None:
         head_dim, kv_heads = text.integer("global_head_dim"), text.integer("num_global_key_value_heads")
     else:
@@ -165,6 +172,16 @@ def _layer(text: _Keys, index: int, kind: Kind) -> LayerConfig:
             f"layer {index}: {kv_heads} key/value heads do not divide {text.raw('num_attention_heads')} heads"
         )
     return LayerConfig(kind=kind, head_dim=head_dim, kv_heads=kv_heads)
+
+
+def _check_layer_names(text: _Keys, layers: int) -> None:
+    """per_layer_config names layers that exist, each once."""
+    if "per_layer_config" not in text:
+        return
+    own = text.section("per_layer_config")
+    numbers = [int(key) if key.isdecimal() else -1 for key in own.values]
+    if len(set(numbers)) < len(numbers) or not all(0 <= number < layers for number in numbers):
+        raise own.fail(f"'text_config.per_layer_config' names layers that are not 0 to {layers - 1}, each once")
 
 
 def _refuse(text: _Keys, key: str, expected: object) -> None:
@@ -184,6 +201,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     text = top.section("text_config")
     _refuse(text, "hidden_activation", "gelu_pytorch_tanh")
     _refuse(text, "attention_bias", False)
+    _refuse(text, "use_bidirectional_attention", "vision")  # of images, which are not read yet
     _refuse(top, "tie_word_embeddings", True)
     kinds = text.raw("layer_types")
     if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
@@ -192,6 +210,7 @@ def load_model_config(folder: Path) -> ModelConfig:
         raise text.fail(f"{len(kinds)} layer types for {text.raw('num_hidden_layers')} layers")
     if kinds[-1] != "full_attention":
         raise text.fail("the last layer is not full attention, as this architecture demands")
+    _check_layer_names(text, len(kinds))
     return ModelConfig(
         vocab_size=text.integer("vocab_size"),
         hidden_size=text.integer("hidden_size"),

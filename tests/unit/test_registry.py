@@ -11,7 +11,7 @@ from dgemma_local.errors import ConfigError, UnknownModel
 from dgemma_local.registry import resolve, table, user_file
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["demo", "26b-a4b-bf16", "26b-a4b-fp8", "26b-a4b-nvfp4", "26b-a4b-nvfp4-nvidia"]
+NAMES = ["demo", "demo-text", "26b-a4b-bf16", "26b-a4b-fp8", "26b-a4b-nvfp4", "26b-a4b-nvfp4-nvidia"]
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +56,12 @@ def test_the_packaged_table_is_whole() -> None:
     for name, entry in entries.items():
         assert entry.name == name and entry.format in ("bf16", "fp8", "nvfp4")
         assert entry.licence == "Apache-2.0" and entry.note and entry.needs is not None
-    for name in NAMES[1:]:
+    for name in NAMES[2:]:
         entry = entries[name]
         assert entry.repository and entry.bytes and entry.needs and entry.folder is None
         # without the vision tower, 1.07 GiB, plus 1.85 of working set and cache
         assert entry.needs == pytest.approx(entry.bytes / 2**30 - 1.07 + 1.85, abs=0.1)
-    assert entries["demo"].folder == Path(registry.__file__).parent / "demo" / "model"
+    assert entries["demo"].folder == Path(registry.__file__).parent / "demo" / "models" / "sudoku"
 
 
 def test_pinned_revisions_are_commits() -> None:
@@ -74,7 +74,7 @@ def test_a_wheel_carries_the_table_inside(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(registry, "_PACKAGE", tmp_path / "package")
     (tmp_path / "package").mkdir()
     (tmp_path / "models.toml").write_text('[beside]\nfolder = "demo/models/sudoku"\n')
-    assert table()["beside"].folder == tmp_path / "package" / "demo" / "model"
+    assert table()["beside"].folder == tmp_path / "package" / "demo" / "models" / "sudoku"
     (tmp_path / "package" / "models.toml").write_text('[inside]\nrepository = "a/b"\n')
     assert list(table()) == ["inside"]
 
@@ -198,7 +198,7 @@ def test_a_model_that_is_not_here_says_how_to_get_it(name: str) -> None:
 @pytest.mark.parametrize("name", ["26b-a4b-fp8", "26b-a4b-nvfp4", "nvidia/diffusiongemma-26B-A4B-it-NVFP4"])
 def test_nobody_is_sent_to_download_what_cannot_be_read(name: str) -> None:
     error = unknown(name)
-    assert "does not read yet" in error.what and error.fix == "pick one of: demo, 26b-a4b-bf16"
+    assert "does not read yet" in error.what and error.fix == "pick one of: demo, demo-text, 26b-a4b-bf16"
 
 
 def test_an_unpinned_repository_of_the_users() -> None:
