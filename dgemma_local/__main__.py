@@ -1,5 +1,19 @@
-"""`python -m dgemma_local` is `dgemma`."""
+"""`dgemma`, and `python -m dgemma_local`: Ctrl-C ends it without a traceback, imports included."""
 
-from dgemma_local.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """The console script."""
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job ignores it
+    if handled:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from dgemma_local import cli
+
+    if handled:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

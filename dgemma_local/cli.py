@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from dgemma_local.ui.canvas import Vocabulary
 
 LARGEST_SEED = (1 << 64) - 1
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST_LINE = 400  # characters of an error
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Dtype(StrEnum):
@@ -43,22 +45,16 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return found
         except DgemmaError as error:
-            typer.echo(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}", err=True)
+            _say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
             code = error.exit_code
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            _say("interrupted")
             code = INTERRUPTED
         except BrokenPipeError:
             _abandon_output()
             code = BROKEN_PIPE
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            _abandon_output()
-            typer.echo(
-                f"error: the output cannot be written: {error.strerror}\n  fix: make room, or write elsewhere", err=True
-            )
-            code = DgemmaError.exit_code
+            code = _unwritable(error)
         raise typer.Exit(code)
 
 
@@ -66,7 +62,7 @@ app = typer.Typer(
     name="dgemma",
     cls=Commands,
     help="DiffusionGemma on one consumer GPU, every denoising step in view.",
-    epilog="Exit codes: 2 flags, 3 prompt, 4-7 model files, 8 NaN, 9 no answer, 130 Ctrl-C, 141 closed pipe.",
+    epilog="Exit codes: 1 output not written, 2 flags, 3 prompt, 4-7 model files, 8 NaN, 9 no answer, 130 Ctrl-C, 141 closed pipe, 143 terminated.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -114,7 +110,7 @@ def run(
             "-m",
             "--model",
             metavar="NAME",
-            help="A name from `dgemma models`, or a folder. The demo is the default while published checkpoints cannot be fetched by dgemma.",
+            help="A name from `dgemma models`, or a folder. The demo is the default until dgemma can fetch the published checkpoints.",
         ),
     ] = "demo",
     seed: Annotated[
@@ -157,11 +153,13 @@ def run(
     Thoughts (dimmed), tool calls, the seed and notices go to stderr; --quiet drops them.
     """
     _check_flags(seed, stop or [], as_json=as_json, visualize=visualize, stats=stats, quiet=quiet, slow=slow)
-    from dgemma_local.ui.prompt import check, read
+    from dgemma_local.ui.prompt import check, read, utf8
 
     text = read(file, prompt)
     if system is not None:
         check(system, "--system")
+    for each in stop or ():
+        utf8(each, "--stop")
 
     # torch comes in from here on, after the cheap checks
     from dgemma_local.channels import AnswerDecoder, opens_channel
@@ -182,9 +180,12 @@ def run(
         steps=steps or session.steps,
         canvas_length=session.canvas_length,
     )
-    inside = opens_channel(session.tokenizer.prompt(messages, thinking=think), session.tokenizer.special)
-    record = Record(start, AnswerDecoder(session.tokenizer, open_channel=inside), withheld=_reach(stop or []))
-    wanted = Wanted(as_json=as_json, visualize=visualize, stats=stats, quiet=quiet, slow=slow)
+    inside = opens_channel(session.prompt(messages, thinking=think), session.tokenizer.special)
+    reader = AnswerDecoder(session.tokenizer, open_channel=inside)
+    record = Record(start, reader, withheld=_reach(stop or []), thinking=think)
+    wanted = Wanted(
+        as_json=as_json, visualize=visualize, stats=stats, quiet=quiet, slow=slow, hurry=session.pressed.is_set
+    )
     show(timed(events), record, _vocabulary(session), wanted)
     if record.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -206,7 +207,7 @@ def _vocabulary(session: "Session") -> "Vocabulary":
 
 def _reach(stop: Sequence[str]) -> int:
     """Tokens at the end of a text that may turn out to begin a stop string: one a byte, and not the whole of it."""
-    return max((len(text.encode(errors="replace")) - 1 for text in stop), default=0)
+    return max((len(text.encode()) - 1 for text in stop), default=0)
 
 
 def _check_flags(
@@ -229,17 +230,36 @@ def _check_flags(
 
 def _line(text: str) -> str:
     """One line that a terminal can be trusted with: paths and prompts may hold anything."""
-    return "".join(sign if sign.isprintable() else "�" for sign in " ".join(text.split()))
+    line = "".join(sign if sign.isprintable() else "�" for sign in " ".join(text.split()))
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
+
+
+def _say(text: str) -> None:
+    """To stderr, if that can be written: the exit code says the same."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        _abandon_output()
+
+
+def _unwritable(error: OSError) -> int:
+    """The exit code, once it is said that the output cannot be written. Raises `error` where it is another one."""
+    if error.errno not in _UNWRITABLE:
+        raise error
+    _abandon_output()
+    _say(f"error: the output cannot be written: {error.strerror}\n  fix: make room, or write elsewhere")
+    return DgemmaError.exit_code
 
 
 def _abandon_output() -> None:
-    """Nothing more can be written; the interpreter's own flush at exit must not find that out again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Silences what can no longer be written."""
+    from dgemma_local.ui.terminal import silence
+
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            os.dup2(nowhere, stream.fileno())
+            silence(stream)
 
 
 def _leave(number: int, _: object) -> NoReturn:
@@ -254,7 +274,15 @@ def main() -> None:
         sys.exit(BROKEN_PIPE)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(
+            OSError, ValueError
+        ):  # a pipe left non-blocking by its other owner would lose what it cannot hold
+            os.set_blocking(stream.fileno(), True)
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
             signal.signal(number, _leave)  # by way of an exception: the cursor comes back
-    app()
+    try:
+        app()
+    except OSError as error:  # of what click writes itself, such as --help
+        sys.exit(_unwritable(error))

@@ -11,6 +11,8 @@ Source: the byte-exact published config.json and generation_config.json at revis
 """
 
 import json
+import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,9 @@ ARCHITECTURE = "diffusion_gemma"
 
 Kind = Literal["sliding", "full"]
 _KINDS: dict[str, Kind] = {"sliding_attention": "sliding", "full_attention": "full"}
+
+_SHORT = reprlib.Repr()  # a value in an error: one line, whatever its length or depth
+_SHORT.maxstring = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,29 +102,29 @@ class _Keys:
     def integer(self, key: str, least: int = 1, most: int = 2**31 - 1) -> int:
         value = self.raw(key)
         if type(value) is not int or not least <= value <= most:
-            raise self.fail(f"'{self.where}{key}' is {value!r}, not a whole number from {least} to {most}")
+            raise self.fail(f"'{self.where}{key}' is {_SHORT.repr(value)}, not a whole number from {least} to {most}")
         return value
 
     def number(self, key: str, above: float = 0.0, inclusive: bool = False) -> float:
         value = self.raw(key)
-        good = type(value) in (int, float) and above <= value < float("inf") and (inclusive or value > above)
+        most = sys.float_info.max  # a whole number in JSON may be larger than any float
+        good = type(value) in (int, float) and above <= value <= most and (inclusive or value > above)
         if not good:
-            raise self.fail(
-                f"'{self.where}{key}' is {value!r}, not a number {'from' if inclusive else 'above'} {above:g}"
-            )
+            wanted = f"a number {'from' if inclusive else 'above'} {above:g}"
+            raise self.fail(f"'{self.where}{key}' is {_SHORT.repr(value)}, not {wanted}")
         return float(value)
 
     def ids(self, key: str) -> tuple[int, ...]:
         value = self.raw(key)
         values = value if isinstance(value, list) else [value]
-        if not all(type(v) is int and v >= 0 for v in values):
-            raise self.fail(f"'{self.where}{key}' is {value!r}, not a token id or a list of them")
+        if not values or not all(type(v) is int and v >= 0 for v in values):
+            raise self.fail(f"'{self.where}{key}' is {_SHORT.repr(value)}, not a token id or a list of them")
         return tuple(values)
 
     def section(self, key: str) -> "_Keys":
         value = self.raw(key)
         if not isinstance(value, dict):
-            raise self.fail(f"'{self.where}{key}' is {value!r}, not an object")
+            raise self.fail(f"'{self.where}{key}' is {_SHORT.repr(value)}, not an object")
         return _Keys(self.file, value, f"{self.where}{key}.")
 
 
@@ -131,7 +136,7 @@ def _read(folder: Path, name: str) -> _Keys:
         raise ConfigError(f"{folder} has no {name}", "give the folder that holds the whole checkpoint") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "check the folder's permissions") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of bytes, of JSON, and of an integer with too many digits
         raise ConfigError(f"{path} is not JSON: {error}", "fetch the file again") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a JSON object", "fetch the file again")
@@ -150,14 +155,14 @@ def _rope(text: _Keys, kind: str) -> RopeConfig:
         if rotating > 1.0:
             raise rope.fail(f"'{rope.where}partial_rotary_factor' is {rotating}, more than all")
         return RopeConfig(theta=rope.number("rope_theta"), rotating=rotating)
-    raise rope.fail(f"'{rope.where}rope_type' is {flavour!r}; 'default' and 'proportional' are known")
+    raise rope.fail(f"'{rope.where}rope_type' is {_SHORT.repr(flavour)}; 'default' and 'proportional' are known")
 
 
 def _layer(text: _Keys, index: int, kind: Kind) -> LayerConfig:
     """Geometry of one layer: its entry in per_layer_config, else the global_* keys for a full layer, else the plain keys."""
     own = text.section("per_layer_config") if "per_layer_config" in text else None
     # transformers numbers the layers with leading zeros from ten on
-    name = None if own is None else next((key for key in own.values if key.isdecimal() and int(key) == index), None)
+    name = None if own is None else next((key for key in own.values if _layer_number(key) == index), None)
     layer = None if own is None or name is None else own.section(name)
     if kind == "full" and own is None:
         head_dim, kv_heads = text.integer("global_head_dim"), text.integer("num_global_key_value_heads")
@@ -174,12 +179,17 @@ def _layer(text: _Keys, index: int, kind: Kind) -> LayerConfig:
     return LayerConfig(kind=kind, head_dim=head_dim, kv_heads=kv_heads)
 
 
+def _layer_number(key: str) -> int:
+    """-1 for what is no number, or has too many digits to be a layer's."""
+    return int(key) if key.isdecimal() and len(key) < 10 else -1
+
+
 def _check_layer_names(text: _Keys, layers: int) -> None:
     """per_layer_config names layers that exist, each once."""
     if "per_layer_config" not in text:
         return
     own = text.section("per_layer_config")
-    numbers = [int(key) if key.isdecimal() else -1 for key in own.values]
+    numbers = [_layer_number(key) for key in own.values]
     if len(set(numbers)) < len(numbers) or not all(0 <= number < layers for number in numbers):
         raise own.fail(f"'text_config.per_layer_config' names layers that are not 0 to {layers - 1}, each once")
 
@@ -187,7 +197,7 @@ def _check_layer_names(text: _Keys, layers: int) -> None:
 def _refuse(text: _Keys, key: str, expected: object) -> None:
     """A key that changes the mathematics, with the one value that is implemented."""
     if key in text and text.raw(key) != expected:
-        raise text.fail(f"'{text.where}{key}' is {text.raw(key)!r}; only {expected!r} is implemented")
+        raise text.fail(f"'{text.where}{key}' is {_SHORT.repr(text.raw(key))}; only {expected!r} is implemented")
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -195,7 +205,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     top = _read(folder, "config.json")
     if top.values.get("model_type") != ARCHITECTURE:
         raise ConfigError(
-            f"config.json: the model type is {top.values.get('model_type')!r}, and dgemma runs only {ARCHITECTURE!r}",
+            f"config.json: the model type is {_SHORT.repr(top.values.get('model_type'))}, and dgemma runs only {ARCHITECTURE!r}",
             "give a DiffusionGemma checkpoint; `dgemma models` lists those that are known",
         )
     text = top.section("text_config")
@@ -204,13 +214,19 @@ def load_model_config(folder: Path) -> ModelConfig:
     _refuse(text, "use_bidirectional_attention", "vision")  # of images, which are not read yet
     _refuse(top, "tie_word_embeddings", True)
     kinds = text.raw("layer_types")
-    if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
+    if not isinstance(kinds, list) or any(not isinstance(kind, str) or kind not in _KINDS for kind in kinds):
         raise text.fail(f"'text_config.layer_types' holds something other than {', '.join(_KINDS)}")
     if len(kinds) != text.integer("num_hidden_layers", most=1024):
         raise text.fail(f"{len(kinds)} layer types for {text.raw('num_hidden_layers')} layers")
     if kinds[-1] != "full_attention":
         raise text.fail("the last layer is not full attention, as this architecture demands")
     _check_layer_names(text, len(kinds))
+    dtype = top.values.get("dtype")
+    if dtype is not None and not isinstance(dtype, str):
+        raise top.fail(f"'dtype' is {_SHORT.repr(dtype)}, not a name")
+    canvas_length, max_positions = top.integer("canvas_length"), text.integer("max_position_embeddings")
+    if canvas_length >= max_positions:
+        raise top.fail(f"'canvas_length' {canvas_length} leaves no room for a prompt in {max_positions} positions")
     return ModelConfig(
         vocab_size=text.integer("vocab_size"),
         hidden_size=text.integer("hidden_size"),
@@ -227,19 +243,23 @@ def load_model_config(folder: Path) -> ModelConfig:
         rope={_KINDS[kind]: _rope(text, kind) for kind in sorted(set(kinds))},
         rms_eps=text.number("rms_norm_eps"),
         softcap=text.number("final_logit_softcapping"),
-        canvas_length=top.integer("canvas_length"),
-        max_positions=text.integer("max_position_embeddings"),
-        dtype=top.values.get("dtype"),
+        canvas_length=canvas_length,
+        max_positions=max_positions,
+        dtype=dtype,
     )
 
 
-def load_generation_config(folder: Path) -> GenerationConfig:
-    """`folder/generation_config.json` -> GenerationConfig. Its end ids count, not config.json's: they differ (50)."""
+def load_generation_config(folder: Path, vocab_size: int | None = None) -> GenerationConfig:
+    """`folder/generation_config.json` -> GenerationConfig. Its end ids count, not config.json's: they differ (50).
+
+    vocab_size is the model's; None: the ids are not compared with it. Raises ConfigError as `load_model_config` does, and
+    on an id that the vocabulary does not have.
+    """
     keys = _read(folder, "generation_config.json")
     sampler = keys.section("sampler_config")
     name = sampler.raw("_cls_name")
     if name != "EntropyBoundSamplerConfig":
-        raise sampler.fail(f"the sampler is {name!r}; only 'EntropyBoundSamplerConfig' is implemented")
+        raise sampler.fail(f"the sampler is {_SHORT.repr(name)}; only 'EntropyBoundSamplerConfig' is implemented")
     config = GenerationConfig(
         steps=keys.integer("max_denoising_steps", most=4096),
         t_min=keys.number("t_min", inclusive=True),
@@ -250,6 +270,9 @@ def load_generation_config(folder: Path) -> GenerationConfig:
         end_ids=keys.ids("eos_token_id"),
         pad_id=keys.integer("pad_token_id", least=0),
     )
+    for token in (*config.end_ids, config.pad_id):
+        if vocab_size is not None and token >= vocab_size:
+            raise keys.fail(f"the token id {_SHORT.repr(token)} is past the vocabulary, which ends at {vocab_size - 1}")
     if config.t_min > config.t_max:
         raise keys.fail(f"t_min {config.t_min} is above t_max {config.t_max}")
     return config

@@ -4,7 +4,9 @@ Two files of one form: `models.toml` of this package, and the user's own. The us
 `folder = …`, tells where a known model was downloaded to.
 """
 
+import codecs
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +58,14 @@ def user_file() -> Path:
     return (home if home.is_absolute() else _expand("~/.config")) / "dgemma" / "models.toml"
 
 
+def is_folder(path: Path) -> bool:
+    """Whatever the string: one too long for a path, or behind a folder that may not be entered, is not a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def is_demo(folder: Path) -> bool:
     """Whether `folder` is one of the demo checkpoints that come with this package."""
     return folder.resolve().is_relative_to(_PACKAGE / "demo")
@@ -70,14 +80,14 @@ def resolve(name_or_folder: str) -> tuple[str, Path]:
     entries = table()
     entry = entries.get(name_or_folder)
     if entry is not None and entry.folder is not None:
-        if not _is_folder(entry.folder):
+        if not is_folder(entry.folder):
             raise UnknownModel(
                 f"the folder of {entry.name!r} is not there: {entry.folder}",
                 f"give a folder that is, here or as `folder` in {user_file()}",
             )
         return entry.name, entry.folder
     path = _expand(name_or_folder)
-    if entry is None and name_or_folder.strip() and _is_folder(path):
+    if entry is None and name_or_folder.strip() and is_folder(path):
         return path.resolve().name, path
     for known in entries.values():
         if name_or_folder in (known.name, known.repository):
@@ -87,10 +97,11 @@ def resolve(name_or_folder: str) -> tuple[str, Path]:
                     f"{known.name!r} is stored in {known.format}, which dgemma does not read yet",
                     f"pick one of: {able}",
                 )
-            at = f" --revision {known.revision}" if known.revision else ""
+            at = f" --revision {shlex.quote(known.revision)}" if known.revision else ""
+            repository = shlex.quote(known.repository or "")
             raise UnknownModel(
                 f"{known.name!r} is not on this machine, and dgemma does not fetch models yet",
-                f"run `hf download {known.repository}{at} --local-dir FOLDER` and give FOLDER",
+                f"run `hf download {repository}{at} --local-dir FOLDER` and give FOLDER",
             )
     if path.suffix in (".safetensors", ".gguf", ".bin", ".json"):
         raise UnknownModel(f"{name_or_folder!r} is not a folder", "give the folder that holds the whole checkpoint")
@@ -102,7 +113,7 @@ def resolve(name_or_folder: str) -> tuple[str, Path]:
 def _read(path: Path, base: Path) -> dict[str, dict[str, Any]]:
     """One file's entries, checked; folders relative to `base`. No file, no entries."""
     try:
-        raw = path.read_bytes()
+        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -112,7 +123,7 @@ def _read(path: Path, base: Path) -> dict[str, dict[str, Any]]:
     except UnicodeDecodeError as error:
         line = 1 + raw.count(b"\n", 0, error.start)
         raise ConfigError(f"{path} is not UTF-8 at line {line}", "save the file as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and an integer with too many digits
         last = 1 + raw.rstrip().count(b"\n")
         why = str(error).replace("end of document", f"end of document, line {last}")
         raise ConfigError(f"{path} is not TOML: {why}", "correct that line, or remove the file") from None
@@ -122,6 +133,8 @@ def _read(path: Path, base: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
+    if not name.strip() or not name.isprintable():
+        raise ConfigError(f"{path}: {name!r} is not a name", "give each model a name of one line of text")
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: {name!r} is not a table", f"give each model a table: [{name}]")
     checked: dict[str, Any] = {}
@@ -129,15 +142,24 @@ def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
         if key in _TEXT:
             good = isinstance(value, str) and value.strip() != "" and value.isprintable()
         elif key in _NUMBERS:
-            good = type(value) in _NUMBERS[key] and 0 <= value < float("inf")
+            good = type(value) in _NUMBERS[key] and 0 <= value < 1 << 63  # what TOML promises
         else:
             known = ", ".join((*_TEXT, *_NUMBERS))
             raise ConfigError(f"{path}: [{name}] has an unknown key {key!r}", f"known are: {known}")
         if not good:
-            wanted = "one line of text" if key in _TEXT else "a number from 0"
-            raise ConfigError(f"{path}: [{name}] {key} = {value!r} is not {wanted}", "correct that line")
+            wanted = "one line of text" if key in _TEXT else "a number from 0 to 2**63"
+            raise ConfigError(f"{path}: [{name}] {key} = {_shown(value)} is not {wanted}", "correct that line")
         checked[key] = base / _expand(value) if key == "folder" else value
     return checked
+
+
+def _shown(value: object) -> str:
+    """A value in an error: Python writes no integer of more than 4,300 digits, and TOML can hold one in hexadecimal."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "…"
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _expand(path: str) -> Path:
@@ -146,11 +168,3 @@ def _expand(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
-
-
-def _is_folder(path: Path) -> bool:
-    """Whatever the string: one too long for a path, or behind a folder that may not be entered, is not a folder."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False

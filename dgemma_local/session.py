@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 import torch
@@ -41,6 +41,7 @@ class Session:
     generation: GenerationConfig
     conversation: Conversation  # type: ignore[type-arg]
     is_demo: bool
+    pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
     def canvas_length(self) -> int:
@@ -75,11 +76,16 @@ class Session:
         config = self.generation if steps is None else replace(self.generation, steps=steps)
         model = self.conversation.model
         noise = PhiloxNoise(seed, model.canvas_length, self.tokenizer.vocab_size, model.device)
-        prompt = self.tokenizer.prompt(messages, thinking=thinking)
-        with _ctrl_c() as pressed:
+        prompt = self.prompt(messages, thinking=thinking)
+        self.pressed.clear()
+        with _ctrl_c(self.pressed):
             yield from self.conversation.answer(
-                prompt, config, noise, max_tokens, stop=self._stopper(stop), interrupted=pressed.is_set
+                prompt, config, noise, max_tokens, stop=self._stopper(stop), interrupted=self.pressed.is_set
             )
+
+    def prompt(self, messages: Sequence[Message], *, thinking: bool = False) -> tuple[int, ...]:
+        """Token ids of a conversation up to the model's turn. Raises PromptError where no context could hold it."""
+        return self.tokenizer.prompt(messages, thinking=thinking, max_tokens=self.conversation.model.max_positions)
 
     def _stopper(self, strings: Sequence[str]):  # type: ignore[no-untyped-def]
         """Where the first stop string begins, as a count of whole tokens before it."""
@@ -106,7 +112,7 @@ def open_session(model: str, dtype: str | None = None) -> Session:
         raise UsageError(f"the dtype {dtype!r} is not known", f"choose one of: {', '.join(DTYPES)}")
     name, folder = registry.resolve(model)
     config = load_model_config(folder)
-    generation = load_generation_config(folder)
+    generation = load_generation_config(folder, config.vocab_size)
     tokenizer = Tokenizer.load(folder, config.vocab_size)
     weights = load(open_checkpoint(folder), config, None if dtype is None else DTYPES[dtype])
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
@@ -133,11 +139,10 @@ def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event; after it Python's own handler is back, so that a second one stops at once."""
-    pressed = threading.Event()
+def _ctrl_c(pressed: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C sets `pressed`; after it Python's own handler is back, so that a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield pressed  # only the main thread may handle signals
+        yield  # only the main thread may handle signals
         return
     before = signal.getsignal(signal.SIGINT)
 
@@ -147,6 +152,6 @@ def _ctrl_c() -> Iterator[threading.Event]:
 
     signal.signal(signal.SIGINT, press)
     try:
-        yield pressed
+        yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: not installed by Python

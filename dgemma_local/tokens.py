@@ -9,7 +9,8 @@ Token ids are looked up by name; the published vocabulary's are known, and a fil
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -76,6 +77,9 @@ class Tokenizer:
     def __init__(
         self, raw: tokenizers.Tokenizer, template: jinja2.Template, names: Mapping[str, str], vocab_size: int
     ) -> None:
+        vocabulary = raw.get_vocab()
+        _check(raw, max(vocabulary.values(), default=0), vocab_size)
+        self.longest = max((len(name.encode()) for name in vocabulary), default=0)  # bytes of a token's name, at most
         self.vocab_size = vocab_size  # rows of the embedding; the tokenizer may name fewer ids
         self.special = _special_ids(raw, vocab_size)
         self._raw, self._template, self._names = raw, template, names
@@ -93,22 +97,22 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{folder} has no tokenizer.json", "give the folder that holds the whole checkpoint")
-        try:
+        with _refusing(f"{path} cannot be read", "fetch the file again"):
             raw = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise TokenizerError(f"{path} cannot be read: {_line(error)}", "fetch the file again") from None
         raw.no_truncation()
         raw.no_padding()
-        _check(raw, vocab_size)
         config = _config(folder)
         return cls(raw, _template(folder, config), _names(config), vocab_size)
 
     def render(
         self, messages: Sequence[Message], *, thinking: bool = False, tools: Sequence[Tool] | None = None
     ) -> str:
-        """The prompt as text, <bos> and the opening of the model's turn included. Raises TokenizerError when the template does."""
+        """The prompt as text, <bos> and the opening of the model's turn included.
+
+        Raises TokenizerError when the template does, and when it writes nothing.
+        """
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages=list(messages),
                 tools=tools,
                 documents=None,
@@ -121,6 +125,11 @@ class Tokenizer:
                 f"the chat template cannot render these messages: {_line(error)}",
                 "check the roles and their order (system, user, assistant, user …), then the checkpoint's chat_template.jinja",
             ) from None
+        if not text.strip():
+            raise TokenizerError(
+                "the chat template writes nothing for these messages", "fetch chat_template.jinja again"
+            )
+        return text
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text`, nothing added: the template writes <bos>.
@@ -128,17 +137,36 @@ class Tokenizer:
         A marker spelled out in the text becomes its control token, in a user's words too, as in transformers by default.
         Raises PromptError for text that is not Unicode (a lone surrogate, left by undecodable bytes).
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise PromptError(f"the prompt is not valid text at character {error.start}", "give it as UTF-8") from None
-        return tuple(self._raw.encode(text, add_special_tokens=False).ids)
+        _bytes(text)
+        with _refusing("tokenizer.json cannot encode the prompt", _TOGETHER):
+            return tuple(self._raw.encode(text, add_special_tokens=False).ids)
 
     def prompt(
-        self, messages: Sequence[Message], *, thinking: bool = False, tools: Sequence[Tool] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = False,
+        tools: Sequence[Tool] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """Ids of the rendered messages. Raises as `render` and `encode` do."""
-        return self.encode(self.render(messages, thinking=thinking, tools=tools))
+        """Ids of the rendered messages. Raises as `render` and `encode` do.
+
+        max_tokens is the context's size: PromptError at once where even the longest tokens would not bring the messages
+        below it, since encoding a long text takes long. None, or a prompt that passes: not compared.
+        """
+        size = sum(_bytes(message["content"]) for message in messages)
+        if max_tokens is not None and size > max_tokens * self.longest:
+            raise PromptError(
+                f"the prompt has {size} bytes, more than a context of {max_tokens} tokens can hold",
+                "shorten the prompt",
+            )
+        text = self.render(messages, thinking=thinking, tools=tools)
+        try:
+            return self.encode(text)
+        except PromptError:  # the messages were valid
+            raise TokenizerError(
+                "the chat template writes half a character", "fetch chat_template.jinja again"
+            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens by their names. Bytes that are no UTF-8 read �, ids without a token nothing."""
@@ -185,13 +213,31 @@ class StreamDecoder:
         return self._tokenizer.decode(held)
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return " ".join(f"{error}".split()) or type(error).__name__
 
 
-def _check(raw: tokenizers.Tokenizer, vocab_size: int) -> None:
+@contextmanager
+def _refusing(what: str, fix: str) -> Iterator[None]:
+    """TokenizerError for whatever the library raises: nothing narrower than Exception, and a panic in Rust not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise TokenizerError(f"{what}: {_line(error)}", fix) from None
+
+
+def _bytes(text: str) -> int:
+    """Length of a user's text in UTF-8. Raises PromptError on a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is not valid text at character {error.start}", "give it as UTF-8") from None
+
+
+def _check(raw: tokenizers.Tokenizer, most: int, vocab_size: int) -> None:
     """Refuses ids without an embedding row, and a decoder whose text for a token depends on more than a run of bytes."""
-    most = max(raw.get_vocab().values(), default=0)
     if most >= vocab_size:
         raise TokenizerError(f"tokenizer.json has an id {most}, the model ends at {vocab_size - 1}", _TOGETHER)
     decoder = json.loads(raw.decoder.__getstate__()) if raw.decoder is not None else {}
@@ -212,28 +258,21 @@ def _special_ids(raw: tokenizers.Tokenizer, vocab_size: int) -> SpecialIds:
     def need(name: str) -> int:
         if (found := find(name)) is None:
             raise TokenizerError(f"tokenizer.json has no token {name}", "use a DiffusionGemma checkpoint")
+        with _refusing(f"tokenizer.json cannot encode {name}", _TOGETHER):
+            ids = raw.encode(name, add_special_tokens=False).ids
+        if ids != [found]:
+            raise TokenizerError(f"tokenizer.json makes {ids} of {name}, its id is {found}", _TOGETHER)
         return found
 
     return SpecialIds(
-        pad=need("<pad>"),
-        eos=need("<eos>"),
-        bos=need("<bos>"),
-        turn_open=need("<|turn>"),
-        turn_close=need("<turn|>"),
-        channel_open=need("<|channel>"),
-        channel_close=need("<channel|>"),
-        think=find("<|think|>"),
-        tool_open=find("<|tool>"),
-        tool_close=find("<tool|>"),
-        call_open=find("<|tool_call>"),
-        call_close=find("<tool_call|>"),
-        response_open=find("<|tool_response>"),
-        response_close=find("<tool_response|>"),
-        quote=find('<|"|>'),
-        image_open=find("<|image>"),
-        image=find("<|image|>"),
-        image_close=find("<image|>"),
-    )
+        pad=need("<pad>"), eos=need("<eos>"), bos=need("<bos>"),
+        turn_open=need("<|turn>"), turn_close=need("<turn|>"),
+        channel_open=need("<|channel>"), channel_close=need("<channel|>"), think=find("<|think|>"),
+        tool_open=find("<|tool>"), tool_close=find("<tool|>"),
+        call_open=find("<|tool_call>"), call_close=find("<tool_call|>"),
+        response_open=find("<|tool_response>"), response_close=find("<tool_response|>"), quote=find('<|"|>'),
+        image_open=find("<|image>"), image=find("<|image|>"), image_close=find("<image|>"),
+    )  # fmt: skip
 
 
 def _config(folder: Path) -> dict[str, Any]:

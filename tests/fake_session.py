@@ -1,7 +1,9 @@
 """A session without a model: it spells out a given text, canvas by canvas, and needs no torch."""
 
 import random
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +56,7 @@ class FakeSession:
     canvas_length: int = LENGTH
     steps: int = 8
     asked: dict[str, Any] = field(default_factory=dict)
+    pressed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def tokenizer(self) -> Any:
@@ -63,6 +66,9 @@ class FakeSession:
     def generation(self) -> Any:
         return SimpleNamespace(end_ids=(1, END, 50))
 
+    def prompt(self, messages: Sequence[Any], *, thinking: bool = False) -> tuple[int, ...]:
+        return self.tokenizer.prompt(messages, thinking=thinking)
+
     def answer(self, messages: Sequence[Any], *, seed: int, max_tokens: int, **rest: Any) -> Iterator[Event]:
         self.asked = {"messages": messages, "seed": seed, "max_tokens": max_tokens, **rest}
         if self.error is not None:
@@ -71,16 +77,21 @@ class FakeSession:
         reason = "budget" if short else self.reason
         tokens: tuple[int, ...] = ()
         canvases = steps = 0
+        self.pressed.clear()
+        before = signal.signal(signal.SIGINT, lambda *_: self.pressed.set())
         try:
             for event in spell(self.text, steps=self.taken, seed=seed, most=max_tokens, reason=reason):
                 if isinstance(event, StepDone):
                     time.sleep(self.pause)
                     steps += 1
+                if self.pressed.is_set():
+                    yield Finished("interrupted", tokens, canvases, steps)
+                    return
                 if isinstance(event, CanvasCommitted):
                     tokens, canvases = tokens + event.tokens[: event.kept], canvases + 1
                 yield event
-        except KeyboardInterrupt:
-            yield Finished("interrupted", tokens, canvases, steps)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:

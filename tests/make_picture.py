@@ -7,16 +7,7 @@ from dgemma_local.session import open_session
 from dgemma_local.ui.canvas import CONTROL, Vocabulary
 from dgemma_local.ui.picture import picture
 
-SUDOKU = """\
-530070000
-600195000
-098000060
-800060003
-400803001
-700020006
-060000280
-000419005
-000080079"""
+ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
@@ -24,12 +15,12 @@ def main() -> None:
     session = open_session("demo")
     tokenizer = session.tokenizer
     vocabulary = Vocabulary(
-        glyph=lambda token: CONTROL if tokenizer.is_control(token) else tokenizer.piece(token),
+        glyph=lambda token: CONTROL if len(tokenizer.piece(token)) > 1 else tokenizer.piece(token),
         ends=frozenset(session.generation.end_ids),
     )
-    prompt = "Solve this sudoku:\n" + SUDOKU.replace("0", ".")
+    prompt = (ROOT / "examples" / "sudoku.txt").read_text(encoding="utf-8").rstrip("\n")
     events = list(session.answer([{"role": "user", "content": prompt}], seed=seed))
-    path = Path(__file__).parent.parent / "docs" / "canvas.svg"
+    path = ROOT / "docs" / "canvas.svg"
     path.parent.mkdir(exist_ok=True)
     path.write_text(picture(events, vocabulary), encoding="utf-8")
 

@@ -24,10 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import LayerConfig, ModelConfig, RopeConfig
 from dgemma_local.demo import fakequant, sudoku, tasks
 from dgemma_local.demo.network import Batch, Muon, fused_rows, initial_weights, is_matrix, trainable
 from dgemma_local.demo.render import PAD, Renderer
+from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
 
 
@@ -81,6 +83,7 @@ class Options:
     steps: int
     prompts: int  # a step
     seed: int
+    start: Path | None = None  # a checkpoint folder whose weights a new run begins with
 
 
 class Puzzles:
@@ -283,18 +286,24 @@ class Trainer:
         partial.replace(self.file)
 
     def resume(self) -> None:
+        """Go on from the folder's state, else begin from `start`, else from nothing."""
         if not self.file.is_file():
+            if self.options.start is not None:
+                self._put(load(open_checkpoint(self.options.start), self.config, torch.float32))
             return
         state = torch.load(self.file, weights_only=True)
         if state["model"] != self.options.model:
             sys.exit(f"{self.file} is the state of the {state['model']} model; give another --folder")
         self.step, self.minutes = state["step"], state["minutes"]
-        with torch.no_grad():
-            for k, w in self.weights.items():
-                w.copy_(state["weights"][k])
+        self._put(state["weights"])
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
         self.puzzles.bases = state["bases"]
+
+    @torch.no_grad()
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        for k, w in self.weights.items():
+            w.copy_(weights[k])
 
 
 def weighted(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -325,6 +334,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=4800)
     parser.add_argument("--prompts", type=int, default=16, help=f"prompts a step, {VIEWS} canvases each")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--start", type=Path, metavar="CHECKPOINT", help="begin a new run with the weights of this folder"
+    )
     given = vars(parser.parse_args(arguments))
     given["folder"] = given["folder"] or Path("demo-training") / given["model"]
     options = Options(**given)

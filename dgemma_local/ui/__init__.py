@@ -9,11 +9,11 @@ Nothing here knows a model or a tokenizer: both come in as functions of token id
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dgemma_local.ui.canvas import Vocabulary
-from dgemma_local.ui.live import live
+from dgemma_local.ui.live import live, never
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.plain import json_lines, plain
 from dgemma_local.ui.record import Record, Start, Timed
@@ -21,7 +21,7 @@ from dgemma_local.ui.terminal import stderr
 
 __all__ = ["Record", "Start", "Wanted", "show"]
 
-DEMO = "demo model: tiny, trained on a CPU to show how a canvas settles; it knows next to nothing"
+DEMO = "demo model: tiny, trained on a CPU to show a canvas settling; knows little"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Wanted:
     stats: bool = False
     quiet: bool = False
     slow: float = 0.0  # seconds
+    hurry: Callable[[], bool] = never  # whether the reader has had enough of `slow`
 
 
 def show(events: Iterable[Timed], record: Record, vocabulary: Vocabulary, wanted: Wanted) -> None:
@@ -54,7 +55,7 @@ def show(events: Iterable[Timed], record: Record, vocabulary: Vocabulary, wanted
         shared = out.isatty()
         page = Page(out if shared else sys.stderr, notes, whole_lines=True)
         copy = None if shared else Page(out, None)
-        live(events, record, page, terminal, vocabulary, copy=copy, slow=wanted.slow)
+        live(events, record, page, terminal, vocabulary, copy=copy, slow=wanted.slow, hurry=wanted.hurry)
     else:
         plain(events, record, Page(out, notes))
     wall = time.perf_counter() - began

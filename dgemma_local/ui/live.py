@@ -6,7 +6,7 @@ live(events, ...)                 repaints the one, prints above it what is fina
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -20,6 +20,7 @@ from dgemma_local.ui.page import Page
 from dgemma_local.ui.record import Record, Timed
 from dgemma_local.ui.terminal import Terminal
 
+SLICE = 0.05  # seconds that a sleep may go on after Ctrl-C
 FRAMES_PER_SECOND = 20  # at most; drawing one costs a few milliseconds that no step should wait for
 
 # Each differs from the others without colour too.
@@ -104,8 +105,8 @@ def _status(seen: Seen) -> str:
     length = max(1, len(step.accepted))
     return (
         f"canvas {step.canvas + 1} · step {step.step + 1} of {step.steps} · "
-        f"accepted {sum(step.accepted)} of {len(step.accepted)} · entropy {sum(step.entropy) / length:.3f} nats · "
-        f"temperature {step.temperature:.3f} · {seen.label}"
+        f"accepted {sum(step.accepted)} of {len(step.accepted)} · {seen.label} · "
+        f"entropy {sum(step.entropy) / length:.3f} nats · temperature {step.temperature:.3f}"
     )
 
 
@@ -155,6 +156,10 @@ class Region:
         return view(self._seen, width, max(1, min(height - 1, self._rows)))
 
 
+def never() -> bool:
+    return False
+
+
 def live(
     events: Iterable[Timed],
     record: Record,
@@ -164,11 +169,13 @@ def live(
     *,
     copy: Page | None = None,
     slow: float = 0.0,
+    hurry: Callable[[], bool] = never,
 ) -> None:
     """Draws the canvas on `terminal`, and what is final above it on `page`, which writes whole lines to the same one.
 
     copy: gets the text too, as stdout does when it is not this terminal. slow: seconds that every step is shown at
     least; at 0 frames are left out where steps are faster than FRAMES_PER_SECOND, never the last of a canvas.
+    hurry: asked while a step is only being shown; True ends that.
     """
     seen = Seen(record.start.model, vocabulary)
     drawn = 0.0  # when, on the monotonic clock
@@ -177,12 +184,13 @@ def live(
             pieces = record.take(event, seconds)
             seen = see(seen, event)
             if isinstance(event, StepDone):
-                _sleep_until(drawn + slow)
+                _sleep_until(drawn + slow, hurry)
                 if slow or event.done or time.monotonic() - drawn >= 1 / FRAMES_PER_SECOND:
                     region.draw(seen)
                     drawn = time.monotonic()
             elif isinstance(event, CanvasCommitted | Finished):
-                _sleep_until(drawn + slow)
+                if not record.interrupted:
+                    _sleep_until(drawn + slow, hurry)
                 region.clear()
                 if copy is not None:
                     copy.write(pieces)
@@ -192,6 +200,6 @@ def live(
                     region.draw(seen)  # the unfinished line stays in view
 
 
-def _sleep_until(moment: float) -> None:
-    if (wait := moment - time.monotonic()) > 0:
-        time.sleep(wait)
+def _sleep_until(moment: float, hurry: Callable[[], bool]) -> None:
+    while (wait := moment - time.monotonic()) > 0 and not hurry():
+        time.sleep(min(wait, SLICE))

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from rich.table import Table
 
-from dgemma_local.registry import Entry
+from dgemma_local.registry import Entry, is_folder
 from dgemma_local.ui.terminal import Terminal
 
 _HEAD = ("name", "format", "weights", "VRAM", "here", "licence", "note")
@@ -40,7 +40,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
         entry.format or "-",
         f"{entry.bytes / 1e9:.1f} GB" if entry.bytes else "-",
         needs,
-        "yes" if entry.folder is not None and entry.folder.is_dir() else "no",
+        "yes" if entry.folder is not None and is_folder(entry.folder) else "no",
         entry.licence or "-",
         entry.note,
     )

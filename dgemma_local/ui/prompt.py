@@ -38,13 +38,18 @@ def read(file: str | None, text: str | None) -> str:
 
 def check(text: str, name: str) -> str:
     """`text`. Raises PromptError where it is blank, or holds bytes of the command line that are not UTF-8."""
+    utf8(text, name)
+    if not text.strip():
+        raise PromptError(f"{name} is {'blank' if text else 'empty'}", "write a question into it")
+    return text
+
+
+def utf8(text: str, name: str) -> None:
+    """Raises PromptError where `text` holds bytes of the command line that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise PromptError(f"{name} is not UTF-8 text", "give it as UTF-8") from None
-    if not text.strip():
-        raise PromptError(f"{name} is {'blank' if text else 'empty'}", "write a question into it")
-    return text
 
 
 def _bytes(file: str, name: str) -> bytes:

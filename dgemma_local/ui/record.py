@@ -49,6 +49,7 @@ class Record:
     start: Start
     reader: Reader
     withheld: int = 0
+    thinking: bool = False  # asked for with --think
     text: dict[str, str] = field(default_factory=lambda: {"answer": "", "thought": "", "tool_call": ""})
     prompt: int = 0  # tokens
     reused: int = 0
@@ -100,7 +101,9 @@ class Record:
         if self.text["tool_call"]:
             raise EmptyAnswer("the model called a tool instead of answering", "ask for an answer in words")
         if self.text["thought"]:
-            fix = "leave --think out" if self.finished.reason == "end" else "raise --max-tokens, or leave --think out"
+            fix = "leave --think out" if self.thinking else "give another --seed"
+            if self.finished.reason == "budget":
+                fix = f"raise --max-tokens, or {fix}"
             raise EmptyAnswer(f"all {len(self.finished.tokens)} tokens went into the thought, none into an answer", fix)
         raise EmptyAnswer(
             "the model ended its turn without an answer", "ask for a whole sentence, or give another --seed"
@@ -108,8 +111,8 @@ class Record:
 
     def notices(self) -> list[str]:
         """What a reader should know of how it ended, a line each."""
-        most = self.start.steps
-        lines = [f"canvas {c.canvas + 1} did not converge in {most} steps" for c in self.canvases if not c.converged]
+        most = f"{self.start.steps} step{'' if self.start.steps == 1 else 's'}"
+        lines = [f"canvas {c.canvas + 1} did not converge in {most}" for c in self.canvases if not c.converged]
         match self.finished.reason if self.finished else "interrupted":
             case "budget":
                 lines.append(f"stopped at --max-tokens {self.start.max_tokens}")

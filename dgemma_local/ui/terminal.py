@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import TextIO
+from contextlib import suppress
+from typing import IO, TextIO
 
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
@@ -47,8 +48,17 @@ class Terminal(Console):
         return self.is_terminal and not self.is_dumb_terminal and self.encoding.startswith("utf")
 
     def say(self, text: str, *, style: str = "", end: str = "\n") -> None:
-        """`text` as it is: not wrapped, not interpreted."""
-        self.print(Text(printable(text), style=style, end=""), end=end, soft_wrap=True)
+        """`text` as it is: not wrapped, not interpreted. Where it cannot be written it is lost, and no more than it."""
+        try:
+            self.print(Text(printable(text), style=style, end=""), end=end, soft_wrap=True)
+        except OSError:
+            silence(self.file)
+
+
+def silence(stream: IO[str]) -> None:
+    """Nothing more can be written to it; the interpreter's own flush at exit must not find that out again."""
+    with suppress(OSError, ValueError):  # ValueError: it has no file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def stderr() -> Terminal:

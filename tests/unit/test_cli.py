@@ -1,9 +1,13 @@
 """The command line: flags, prompts, streams and exit codes, with a fake session."""
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from dgemma_local import __version__, cli, registry
 from dgemma_local.errors import CheckpointError, ConfigError, NumericalError, PromptError, TokenizerError, UnknownModel
 
 TESTS = Path(__file__).parent.parent
-DEMO = "demo model: tiny, trained on a CPU to show how a canvas settles; it knows next to nothing\n"
+DEMO = "demo model: tiny, trained on a CPU to show a canvas settling; knows little\n"
 
 
 def dgemma(*arguments: str, stdin: bytes = b"") -> Any:
@@ -425,3 +429,122 @@ def test_an_encoding_without_the_letter() -> None:
         [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     )
     assert (found.returncode, found.stdout) == (0, b"?\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_what_cannot_be_said_changes_nothing_else() -> None:
+    with Path("/dev/full").open("wb") as full:
+        answered = process("run", "-p", "Hello", stdout=subprocess.PIPE, stderr=full, capture_output=False)
+        refused = process("run", "-p", "", stdout=subprocess.PIPE, stderr=full, capture_output=False)
+        neither = process("run", "-p", "Hello", stdout=full, stderr=full, capture_output=False)
+    assert (answered.returncode, answered.stdout) == (0, b"Hi user\n")
+    assert (refused.returncode, refused.stdout) == (3, b"")
+    assert neither.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_for_a_full_disk(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        found = process(*arguments, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert found.returncode == 1
+    assert b"Traceback" not in found.stderr and b"No space left" in found.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBADF])
+def test_a_stream_that_fails(session: FakeSession, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sys.modules["dgemma_local.session"], "open_session", fail)
+    assert os.strerror(number) in error(dgemma("run", "-p", "Hello"), 1)[0]
+
+
+def test_a_pipe_that_does_not_block_gets_everything() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    code = "import fake_session; fake_session.main('run', '-p', 'Hello', '--json', text='Hi user ' * 400)"
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    running = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=subprocess.DEVNULL, env=environment)
+    os.close(write)
+    with os.fdopen(read, "rb") as reader:
+        first = reader.read(1)
+        time.sleep(0.5)  # it is full by now
+        text = first + reader.read()
+    assert running.wait(timeout=20) == 0
+    assert len(text) > 1 << 17  # twice what a pipe holds
+    assert json.loads(text.splitlines()[-1])["event"] == "finished"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_the_command_line_is_imported(ignored: bool) -> None:
+    code = (
+        "import os, signal, sys, types\n"
+        f"if {ignored}: signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "class Cli(types.ModuleType):\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'dgemma_local.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Cli)\n"
+        "sys.argv = ['dgemma', 'version']\n"
+        "from dgemma_local.__main__ import main\nmain()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=TESTS.parent, timeout=20)
+    assert found.returncode == (0 if ignored else -signal.SIGINT)
+    assert found.stderr == b""
+
+
+def test_ctrl_c_is_pythons_again_once_the_command_line_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local import __main__ as script
+
+    seen = []
+    monkeypatch.setattr(cli, "main", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        script.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.default_int_handler]
+    scripts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"dgemma": "dgemma_local.__main__:main"}
+
+
+# Words
+
+
+def test_an_error_is_never_a_wall_of_text(session: FakeSession) -> None:
+    session.error = ConfigError("x" * 1000, "y" * 1000)
+    what, fix = error(dgemma("run", "-p", "Hello", "--quiet"), 5)
+    assert len("error: " + what) <= 410 and len("  fix: " + fix) <= 410 and what.endswith("x…")
+
+
+def test_one_step_is_singular(session: FakeSession) -> None:
+    session.taken = 8
+    assert "did not converge in 1 step\n" in dgemma("run", "-p", "Hello", "--steps", "1").stderr
+
+
+def test_think_is_left_out_only_by_those_who_gave_it(session: FakeSession) -> None:
+    session.text = "<|channel>thought\nuser"
+    for reason, cure in (("end", ""), ("budget", "raise --max-tokens, or ")):
+        session.reason = reason  # type: ignore[assignment]
+        for flags, fix in ((["--think"], "leave --think out"), ([], "give another --seed")):
+            found = dgemma("run", "-p", "Hello", "--quiet", *flags)
+            assert found.exit_code == 9 and f"  fix: {cure}{fix}\n" in found.stderr
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_stop_string_that_is_no_text() -> None:
+    assert error(dgemma("run", "-p", "Hello", "--stop", "\udce9"), 3)[0] == "--stop is not UTF-8 text"
+
+
+def test_a_blank_stop_string_is_one(session: FakeSession) -> None:
+    assert dgemma("run", "-p", "Hello", "--stop", "\n").exit_code == 0
+
+
+def test_help_names_every_exit_code() -> None:
+    codes = dgemma("--help").stdout.split("Exit codes:")[1]
+    for code in ("1 ", "2 ", "3 ", "4-7 ", "8 ", "9 ", "130 ", "141 ", "143 "):
+        assert f" {code}" in codes.replace("\n", " ")
+
+
+def test_the_demo_label_is_one_line() -> None:
+    assert len(DEMO.rstrip("\n")) <= 78

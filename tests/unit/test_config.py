@@ -173,7 +173,10 @@ def test_a_null_is_a_missing_key(tmp_path: Path, key: str) -> None:
         ("text_config.rms_norm_eps", 0.0),
         ("text_config.final_logit_softcapping", float("nan")),
         ("text_config.final_logit_softcapping", float("inf")),
+        ("text_config.rms_norm_eps", 10**400),
+        ("text_config.hidden_size", 10**4000),
         ("text_config.rope_parameters", 1),
+        ("dtype", ["bfloat16"]),
         ("text_config.rope_parameters.full_attention.rope_theta", -1.0),
         ("text_config.rope_parameters.full_attention.rope_type", "yarn"),
         ("text_config.rope_parameters.sliding_attention.rope_type", "dynamic"),
@@ -183,6 +186,7 @@ def test_a_null_is_a_missing_key(tmp_path: Path, key: str) -> None:
         ("text_config.use_bidirectional_attention", "all"),
         ("text_config.per_layer_config", {"30": {"head_dim": 512}}),
         ("text_config.per_layer_config", {"last": {"head_dim": 512}}),
+        ("text_config.per_layer_config", {"1" * 5000: {"head_dim": 512}}),
         ("text_config.layer_types", "full_attention"),
         ("text_config.hidden_activation", "silu"),
         ("text_config.attention_bias", True),
@@ -190,7 +194,8 @@ def test_a_null_is_a_missing_key(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_named(tmp_path: Path, key: str, value: Any) -> None:
-    assert f"'{key}" in refused(read, tmp_path, changed(PUBLISHED, key, value))
+    what = refused(read, tmp_path, changed(PUBLISHED, key, value))
+    assert f"'{key}" in what and len(what) < 300
 
 
 @pytest.mark.parametrize("model_type", ["gemma4", "llada", "diffusion_gemma_text", None, 3])
@@ -207,10 +212,17 @@ def test_another_architecture_is_refused(tmp_path: Path, model_type: Any) -> Non
         (["full_attention"] * 29 + ["sliding_attention"], "last layer is not full attention"),
         (["full_attention"] * 29 + ["linear_attention"], "layer_types"),
         ([*["full_attention"] * 29, 7], "layer_types"),
+        ([[]], "layer_types"),
     ],
 )
 def test_layer_types_that_cannot_be(tmp_path: Path, kinds: list[Any], says: str) -> None:
     assert says in refused(read, tmp_path, changed(PUBLISHED, "text_config.layer_types", kinds))
+
+
+def test_a_canvas_leaves_room_for_a_prompt(tmp_path: Path) -> None:
+    short = changed(PUBLISHED, "text_config.max_position_embeddings", 256)
+    assert "'canvas_length' 256 leaves no room" in refused(read, tmp_path, short)
+    assert read(tmp_path, changed(PUBLISHED, "text_config.max_position_embeddings", 257)).max_positions == 257
 
 
 def test_heads_that_do_not_fit(tmp_path: Path) -> None:
@@ -228,6 +240,7 @@ def test_heads_that_do_not_fit(tmp_path: Path) -> None:
         (b"[]", "not a JSON object"),
         (b"\xff\xfe\x00", "not JSON"),
         (b"[" * 100_000, "not JSON"),
+        (b'{"model_type": ' + b"1" * 5000 + b"}", "not JSON"),
     ],
 )
 def test_a_broken_file(tmp_path: Path, content: bytes, says: str) -> None:
@@ -274,12 +287,21 @@ def test_a_missing_sampler_key_is_named(tmp_path: Path, key: str) -> None:
         ("pad_token_id", "0"),
         ("eos_token_id", [1, "2"]),
         ("eos_token_id", [-1]),
+        ("eos_token_id", []),
         ("sampler_config.entropy_bound", "0.1"),
         ("sampler_config._cls_name", "ConfidenceThresholdSamplerConfig"),
     ],
 )
 def test_a_sampler_value_that_cannot_be(tmp_path: Path, key: str, value: Any) -> None:
     assert str(value).strip("[]") in refused(generation, tmp_path, changed(RELEASED, key, value))
+
+
+@pytest.mark.parametrize("key", ["eos_token_id", "pad_token_id"])
+def test_ids_past_the_vocabulary(tmp_path: Path, key: str) -> None:
+    generation(tmp_path, RELEASED | {key: 107})
+    assert load_generation_config(tmp_path, 108).t_max == 0.8
+    with pytest.raises(ConfigError, match="the token id 107 is past the vocabulary, which ends at 106"):
+        load_generation_config(tmp_path, 107)
 
 
 def test_temperatures_in_the_wrong_order(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dgemma_local import sampler
 from dgemma_local.demo import tasks, train
+from dgemma_local.demo.export import export
 from dgemma_local.demo.train import CONFIGS, ENTROPY_BOUND, GROUPS, Options, Puzzles, Trainer, sampler_step
 from dgemma_local.noise import PhiloxNoise
 
@@ -186,3 +187,13 @@ def test_what_is_quantised_is_what_the_published_checkpoints_quantise(tmp_path: 
     attention = {"self_attn.qkv_proj", "self_attn.o_proj"}
     assert parts == attention | {"mlp.gate_up_proj", "mlp.down_proj", "experts.gate_up_proj", "experts.down_proj"}
     assert trainer._quantised("") is trainer.weights
+
+
+def test_a_new_run_may_begin_with_a_checkpoint(tmp_path: Path) -> None:
+    first = Trainer(options(tmp_path / "first", "text"))
+    first.advance()
+    export(CONFIGS["text"], first.weights, tmp_path / "checkpoint", torch.float32)
+    second = Trainer(replace(options(tmp_path / "second", "text"), start=tmp_path / "checkpoint"))
+    second.resume()
+    assert second.step == 0
+    assert all(torch.equal(second.weights[k], w) for k, w in first.weights.items())

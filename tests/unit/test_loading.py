@@ -343,7 +343,7 @@ def test_dtype_as_asked_else_as_stored(stored: torch.dtype, asked: torch.dtype |
 
 @pytest.mark.parametrize(
     ("named", "want"),
-    [("float16", torch.float16), ("float32", torch.float32), (None, torch.bfloat16), (["odd"], torch.bfloat16)],
+    [("float16", torch.float16), ("float32", torch.float32), (None, torch.bfloat16), ("odd", torch.bfloat16)],
 )
 def test_mixed_dtypes_follow_the_config_then_the_embedding(named: Any, want: torch.dtype, tmp_path: Path) -> None:
     t = write_tiny(tmp_path, dtype=torch.float32)

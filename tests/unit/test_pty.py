@@ -102,8 +102,7 @@ def run(*arguments: str, **rest: Any) -> Outcome:
 
 
 HEAD = [
-    "demo model: tiny, trained on a CPU to show how a canvas settles; it knows next t",
-    "o nothing",
+    "demo model: tiny, trained on a CPU to show a canvas settling; knows little",
     "fake · --seed 5",
 ]
 ANSWER = PARAGRAPH.split("\n")
@@ -154,7 +153,7 @@ def test_a_thought_is_dimmed_and_ends_before_the_answer() -> None:
     seen = run(session={"text": "<|channel>thought\nuser<channel|>Hi"})
     assert seen.lines == [*HEAD, "user", "Hi"]
     assert "\x1b[2muser" in seen.raw
-    assert run("--quiet", session={"text": "<|channel>thought\nuser<channel|>Hi"}).lines[-2:] == ["o nothing", "Hi"]
+    assert run("--quiet", session={"text": "<|channel>thought\nuser<channel|>Hi"}).lines[-2:] == [HEAD[0], "Hi"]
 
 
 @pytest.mark.parametrize("size", [(3, 80), (24, 7), (1, 2)])
@@ -219,6 +218,21 @@ def test_ctrl_c_without_the_view() -> None:
     seen = run(session={"text": PARAGRAPH, "pause": 0.1}, meanwhile=press)
     assert seen.code == 130
     assert seen.lines[len(HEAD) :][:2] == ANSWER[:2] and seen.lines[-1] == "interrupted"
+
+
+def test_ctrl_c_ends_a_slow_show() -> None:
+    sent: list[float] = []
+
+    def press(_: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        if "canvas 1 · step 1" in raw and not sent:
+            time.sleep(0.3)  # the next step is there by now, and waits to be shown
+            os.write(master, b"\x03")
+            sent.append(time.monotonic())
+
+    seen = run("--visualize", "--slow", "10", session={"text": PARAGRAPH}, meanwhile=press)
+    assert time.monotonic() - sent[0] < 5
+    assert seen.code == 130 and not seen.cursor_hidden
+    assert seen.lines[-1] == "interrupted"
 
 
 def test_resizing_while_it_draws() -> None:

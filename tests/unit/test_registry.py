@@ -1,5 +1,6 @@
 """The table of models, the user's own over it, and the way from a word on the command line to a folder."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from dgemma_local import registry
 from dgemma_local.errors import ConfigError, UnknownModel
 from dgemma_local.registry import resolve, table, user_file
+from dgemma_local.ui.models import show_models
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["demo", "demo-text", "26b-a4b-bf16", "26b-a4b-fp8", "26b-a4b-nvfp4", "26b-a4b-nvfp4-nvidia"]
@@ -135,11 +137,30 @@ def test_xdg_config_home(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyP
         ("[a]\nfolder = 'x'\nneeds = -1\n", "is not a number from 0"),
         ("[a]\nfolder = 'x'\nneeds = inf\n", "is not a number from 0"),
         ("[a]\nfolder = 'x'\nneeds = nan\n", "is not a number from 0"),
+        ("[a]\nfolder = 'x'\nbytes = " + "9" * 5000 + "\n", "is not TOML"),
+        ("[a]\nfolder = 'x'\nbytes = " + "9" * 400 + "\n", "is not a number from 0"),
+        ("[a]\nfolder = 'x'\nneeds = 0x" + "f" * 9000 + "\n", "needs = … is not a number from 0"),
+        ("['']\nfolder = 'x'\n", "'' is not a name"),
+        ('["a\\u001b[2J"]\nfolder = "x"\n', "is not a name"),
     ],
 )
 def test_a_broken_table_is_named_with_its_place(text: str | bytes, says: str) -> None:
     own(text)
     assert says in broken().what
+
+
+def test_a_table_saved_with_a_byte_order_mark() -> None:
+    own(b"\xef\xbb\xbf[mine]\nfolder = 'x'\n")
+    assert "mine" in table()
+
+
+def test_a_folder_too_long_for_a_path() -> None:
+    own(f"[mine]\nfolder = '{'x' * 5000}'\nbytes = {2**63 - 1}\n")
+    out = io.StringIO()
+    show_models(table().values(), out)
+    row = next(line for line in out.getvalue().splitlines() if line.startswith("mine "))
+    assert row.split()[-3:] == ["-", "no", "-"]
+    assert "is not there" in unknown("mine").what
 
 
 def test_a_table_that_cannot_be_read() -> None:
@@ -204,6 +225,11 @@ def test_nobody_is_sent_to_download_what_cannot_be_read(name: str) -> None:
 def test_an_unpinned_repository_of_the_users() -> None:
     own('[mine]\nrepository = "me/tuned"\n')
     assert "`hf download me/tuned --local-dir FOLDER`" in unknown("mine").fix
+
+
+def test_a_command_to_paste_does_only_what_it_says() -> None:
+    own('[mine]\nrepository = "me/tuned; rm -r x"\nrevision = "$(x)"\n')
+    assert "`hf download 'me/tuned; rm -r x' --revision '$(x)' --local-dir FOLDER`" in unknown("mine").fix
 
 
 def test_a_folder_of_the_table_that_is_gone() -> None:

@@ -202,6 +202,75 @@ def test_half_a_surrogate_pair_is_the_prompts_fault() -> None:
         small().encode("Hi\udc80")
 
 
+def test_a_users_half_character_is_the_prompts_fault_and_a_templates_is_its_own(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="character 2"):
+        small().prompt([{"role": "user", "content": "Hi\udc80"}])
+    with pytest.raises(TokenizerError, match="half a character"):
+        load(tmp_path, "{{ '\\ud800' }}").prompt(HI)
+
+
+@pytest.mark.parametrize("template", ["", " \n", "{# nothing #}"])
+def test_a_template_that_writes_nothing(tmp_path: Path, template: str) -> None:
+    with pytest.raises(TokenizerError, match="writes nothing"):
+        load(tmp_path, template).prompt(HI)
+
+
+def test_a_prompt_no_context_can_hold_is_refused_before_it_is_rendered(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, "{{ raise_exception('rendered') }}")
+    assert tokenizer.longest == len("<|tool_response>")
+    prompt: Any = [{"role": "user", "content": "€" * 32}]  # 96 bytes
+    with pytest.raises(PromptError, match="96 bytes, more than a context of 5 tokens"):
+        tokenizer.prompt(prompt, max_tokens=5)
+    for most in (6, None):
+        with pytest.raises(TokenizerError, match="rendered"):
+            tokenizer.prompt(prompt, max_tokens=most)
+
+
+class Panic(BaseException):
+    """As pyo3 raises: no Exception."""
+
+
+class Panicking:
+    """A library that raises."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise self.error("index out\nof bounds")
+
+    encode = __call__
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [(Panic, TokenizerError), (ValueError, TokenizerError), (KeyboardInterrupt, KeyboardInterrupt)],
+)
+def test_a_panic_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], becomes: type[BaseException]
+) -> None:
+    tokenizer = load(tmp_path)
+    monkeypatch.setattr(tokenizer, "_raw", Panicking(raised))
+    with pytest.raises(becomes, match="index out"):
+        tokenizer.encode("Hi")
+
+    class Library:
+        from_file = Panicking(raised)
+
+    monkeypatch.setattr("dgemma_local.tokens.tokenizers.Tokenizer", Library)
+    with pytest.raises(becomes, match="index out"):
+        Tokenizer.load(tmp_path, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("name", ["<eos>", "<|turn>"])
+def test_a_marker_that_is_cut_to_pieces(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path) / "tokenizer.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved["added_tokens"] = [token for token in saved["added_tokens"] if token["content"] != name]
+    path.write_text(json.dumps(saved), encoding="utf-8")
+    assert f"of {name}, its id is {MARKERS[name]}" in refusal(tmp_path).what
+
+
 def test_pieces_for_the_canvas() -> None:
     tokenizer = small()
     shown = {name: tokenizer.piece(i) for name, i in (MARKERS | IMAGES).items()}

@@ -85,6 +85,12 @@ def body(seen: Seen, width: int = 40, height: int = 12) -> list[str]:
     return [line.rstrip() for line in view(seen, width, height).plain.split("\n")[1:-1]]
 
 
+def test_the_status_line_keeps_what_matters_at_80_columns() -> None:
+    event = step([1] * 256, number=47, steps=48, canvas=9)
+    status = view(see(Seen("26b-a4b-nvfp4-nvidia", VOCABULARY), event), 80, 12).plain.split("\n")[0]
+    assert status.startswith("canvas 10 · step 48 of 48 · accepted 256 of 256 · 26b-a4b-nvfp4-nvidia")
+
+
 def test_settled_newlines_and_indentation_are_real_and_those_in_noise_are_signs() -> None:
     tokens = [1, 2, BREAK, 13, 3, BREAK, 4]
     assert body(see(Seen("m", VOCABULARY), step(tokens)))[:4] == ["12", "  3", "4", ""]
