@@ -8,7 +8,7 @@ for event in session.answer([{"role": "user", "content": "Hello"}], seed=1):
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -16,6 +16,7 @@ from types import FrameType
 import torch
 
 from dgemma_local import registry
+from dgemma_local.cache import Cache
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
 from dgemma_local.engine import Conversation
@@ -40,7 +41,7 @@ class Session:
     name: str
     tokenizer: Tokenizer
     generation: GenerationConfig
-    conversation: Conversation  # type: ignore[type-arg]
+    conversation: Conversation[Cache]
     is_demo: bool
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
@@ -88,7 +89,7 @@ class Session:
         """Token ids of a conversation up to the model's turn. Raises PromptError where no context could hold it."""
         return self.tokenizer.prompt(messages, thinking=thinking, max_tokens=self.conversation.model.max_positions)
 
-    def _stopper(self, strings: Sequence[str]):  # type: ignore[no-untyped-def]
+    def _stopper(self, strings: Sequence[str]) -> Callable[[Sequence[int]], int | None]:
         """Where the first stop string begins, as a count of whole tokens before it."""
 
         def find(tokens: Sequence[int]) -> int | None:

@@ -21,6 +21,7 @@ from dgemma_local.demo import sudoku, tasks
 from dgemma_local.demo.render import FOLDERS
 from dgemma_local.events import CanvasCommitted, Finished
 from dgemma_local.session import Session, open_session
+from dgemma_local.tokens import Message
 
 # clue counts a bucket
 BUCKETS = {4: (4, 5, 6, 8), 6: (10, 12, 14, 18), 9: (26, 28, 30, 32, 34, 36, 40, 45)}
@@ -56,10 +57,10 @@ def puzzle(side: int, clues: int, number: int) -> tuple[tasks.Example, sudoku.Gr
 
 def answer(session: Session, example: tasks.Example, seed: int) -> tuple[str, int, int, int, bool]:
     """-> visible text, denoising steps, answer tokens, canvases, whether all converged."""
-    messages = [{"role": "user", "content": example.prompt}]
+    messages = [Message(role="user", content=example.prompt)]
     decoder = AnswerDecoder(session.tokenizer)
     text, steps, tokens, canvases, converged = "", 0, 0, 0, True
-    for event in session.answer(messages, seed=seed, thinking=example.thinking):  # type: ignore[arg-type]
+    for event in session.answer(messages, seed=seed, thinking=example.thinking):
         if isinstance(event, CanvasCommitted):
             converged &= event.converged
         elif isinstance(event, Finished):

@@ -40,14 +40,6 @@ def steps(model: Any, prompt: Tensor, canvas: Tensor, block: Tensor, previous: T
     return Steps(*(x.double() for x in (first, conditioned, model.denoise(canvas, cache, None))))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def inputs(config: ModelConfig, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Prompts shorter than, as long as and longer than the window, each with two canvases and a signal.
 

@@ -4,7 +4,6 @@ Logits within 5e-5 and hidden states within 1e-5, absolute; logits lie in [-30, 
 differ by a good 1e-5 in either implementation.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ pytestmark = pytest.mark.parity
 
 HIDDEN, LOGITS = 1e-5, 5e-5
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def close(ours: Tensor, theirs: Tensor, atol: float, what: str) -> None:

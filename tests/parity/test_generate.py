@@ -5,7 +5,6 @@ each step's self-conditioning feeds rounding back, and behind a random network i
 after 30 steps both implementations are equally far from the truth and from each other.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -62,14 +61,6 @@ KINDS = {
     "early stop, end tokens": Kind(3.0, 5, STOPS | {"end_ids": tuple(range(20, 26))}),
 }
 QUIET = ("plain", "window beyond the prompt", "window of two", "canvas of one", "one layer")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Ours(NamedTuple):

@@ -1,6 +1,5 @@
 """The batched form of the network against the model that runs; its optimiser; weights as FP8 and NVFP4 hold them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,14 +34,6 @@ TINY = ModelConfig(
     max_positions=256,
     dtype=None,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Training the demo models: a run that stopped and went on is the run that did not stop, and its sampler is the sampler."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +19,10 @@ STEPS = 4
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, and a handful of puzzles instead of hundreds; the 9×9 ones still grow by one a step."""
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handful of puzzles instead of hundreds; the 9×9 ones still grow by one a step."""
     grow = Puzzles.grow
     monkeypatch.setattr(Puzzles, "grow", lambda self, side, size: grow(self, side, 2 + size % 100))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def options(folder: Path, model: tasks.Model, seed: int = 0) -> Options:

@@ -4,7 +4,6 @@ Weights and configuration: tests/golden/tiny. Tolerances are absolute.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,15 +30,6 @@ MODULES: dict[str, Any] = {
 }
 FORWARD = json.loads((TINY / "forward.json").read_text())["cases"]
 VISIBILITY = json.loads((GOLDEN / "visibility.json").read_text())["cases"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Each operation takes microseconds; a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def close(ours: Tensor, want: Any, atol: float = 1e-5) -> None:

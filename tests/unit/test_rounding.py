@@ -1,7 +1,6 @@
 """Where bf16 is rounded, and where not: each rounding spelled out beside the model, as transformers 5.24 has it."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +19,6 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 TINY = GOLDEN / "tiny"
 CONFIG = load_model_config(TINY)
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def close(ours: Tensor, want: Tensor, atol: float) -> None:

@@ -1,7 +1,6 @@
 """The sampler's numbers against vectors of transformers 5.24: temperatures, entropies, acceptance, steps, stops, draws."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,6 @@ CONFIG = GenerationConfig(
     pad_id=0,
 )
 AT_ONE = replace(CONFIG, steps=10_000, t_min=1.0, t_max=1.0)  # logits / 1.0, and never out of steps
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def cases(name: str) -> list[dict[str, Any]]:

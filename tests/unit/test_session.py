@@ -23,8 +23,9 @@ HI: list[Message] = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """`open_session` chooses one for a model this small, and it stays chosen."""
+    """`open_session` chooses one for a model this small, and it stays chosen: here two are set before."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
 
