@@ -10,7 +10,9 @@ whether the rows' K/V stay in the cache.
 
 Letters   T rows, D model, H heads, KV key/value heads, d head_dim, E experts, A active experts, F expert width,
           V vocabulary, L canvas; `...` nothing at inference (batch 1), the batch in training.
-Rounding  Tensors are in the weights' dtype. Norms, softmaxes, router weights and the experts' sum are computed in fp32
+Weights   Matrices may be packed, FP8 or NVFP4, and are then decoded as they are used (`quant`); norms, router and scalars
+          are plain tensors, and their dtype is the model's.
+Rounding  Tensors are in the model's dtype. Norms, softmaxes, router weights and the experts' sum are computed in fp32
           (fp64 in an fp64 model) and rounded once, where the reference rounds.
 Source    transformers 5.24 modeling_diffusion_gemma.py with DynamicCache and grouped_mm experts.
 """
@@ -24,10 +26,14 @@ from torch import Tensor
 from dgemma_local import rope
 from dgemma_local.cache import Cache, Memory
 from dgemma_local.config import LayerConfig, ModelConfig
+from dgemma_local.quant import Weight, embedding, grouped_linear, linear, rows_of, weighted_rows
 
 PREFILL_CHUNK = 512  # rows of an encoder pass: its mask and activations stay small at any prompt length
+# Bytes of fp32 logits that head and soft embedding work on at once. A real canvas has 268 MB of logits, and what is
+# made on the way to them or from them comes in pieces of this size.
+VOCABULARY_BLOCK = 32 << 20
 
-Weights = Mapping[str, Tensor]
+Weights = Mapping[str, Weight]
 Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, 1, d]
 
 
@@ -76,6 +82,12 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def plain(weight: Weight) -> Tensor:
+    """A parameter that no checkpoint packs."""
+    assert isinstance(weight, Tensor)
+    return weight
+
+
 def normalise(x: Tensor, eps: float) -> Tensor:
     """x / rms(x) over the last axis, in fp32 or wider and not yet rounded."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -96,11 +108,11 @@ def gated_gelu(gate_up: Tensor) -> Tensor:
 class MLP:
     """down(gelu(gate x) * up x)."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Weight, down: Weight) -> None:
         self.gate_up, self.down = gate_up, down
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(gated_gelu(F.linear(x, self.gate_up)), self.down)
+        return linear(gated_gelu(linear(x, self.gate_up)), self.down)
 
 
 class Attention:
@@ -114,13 +126,13 @@ class Attention:
         self.index, self.kind, self.heads, self.eps = index, layer.kind, config.heads, config.rms_eps
         self.kv_heads, self.head_dim = layer.kv_heads, layer.head_dim
         self.qkv_proj, self.o_proj = weights["self_attn.qkv_proj"], weights["self_attn.o_proj"]
-        q_norm, k_norm = weights["self_attn.q_norm"], weights["self_attn.k_norm"]
+        q_norm, k_norm = plain(weights["self_attn.q_norm"]), plain(weights["self_attn.k_norm"])
         self.qk_norm = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])  # [H + KV, d]
 
     def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., T, D] -> q [..., H, T, d], k and v [..., KV, T, d], normalised, q and k rotated."""
         H, KV = self.heads, self.kv_heads
-        projected = F.linear(x, self.qkv_proj)
+        projected = linear(x, self.qkv_proj)
         heads = normalise(projected.view(*x.shape[:-1], -1, self.head_dim), self.eps)  # [..., T, N, d]
         qk = rope.rotate((heads[..., : H + KV, :] * self.qk_norm).to(x.dtype), *rotary).transpose(-3, -2)
         v = heads[..., -KV:, :].to(x.dtype).transpose(-3, -2)
@@ -133,7 +145,7 @@ class Attention:
         lead = (1,) if q.dim() == 3 else ()
         q, keys, values = (t.reshape(*lead, *t.shape) for t in (q, keys, values))
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True)
-        return F.linear(out.transpose(1, 2).reshape(*x.shape[:-1], -1), self.o_proj)
+        return linear(out.transpose(1, 2).reshape(*x.shape[:-1], -1), self.o_proj)
 
 
 class Router:
@@ -141,8 +153,8 @@ class Router:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.top_k, self.width = config.top_k, config.hidden_size**-0.5
-        self.scale, self.proj = weights["router.scale"], weights["router.proj"]
-        self.per_expert_scale = weights["router.per_expert_scale"]
+        self.scale, self.proj = plain(weights["router.scale"]), plain(weights["router.proj"])
+        self.per_expert_scale = plain(weights["router.per_expert_scale"])
 
     def probabilities(self, normed: Tensor) -> Tensor:
         """[..., T, D], x / rms(x), rounded -> [..., T, E] fp32."""
@@ -159,7 +171,7 @@ class Router:
 class Experts:
     """A mixture of E gated MLPs; rows are grouped by expert, so that each expert's weights are read once."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Weight, down: Weight) -> None:
         self.gate_up, self.down = gate_up, down  # [E, 2F, D], [E, D, F]
 
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -172,15 +184,6 @@ class Experts:
         out = grouped_linear(gated_gelu(grouped_linear(rows, self.gate_up, ends)), self.down, ends)
         by_row = torch.empty_like(out).index_copy_(0, order, out).view(-1, A, out.shape[-1])  # [T, A, D]
         return (by_row * weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
-
-
-def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """x [P, in], sorted by group; weight [E, out, in]; ends [E] int32, one past each group's last row -> [P, out]."""
-    if x.dtype != torch.float64 and all(n * x.element_size() % 16 == 0 for n in weight.shape[1:]):
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-    # grouped_mm wants 16-byte strides and knows no fp64
-    edges = [0, *ends.tolist()]
-    return torch.cat([F.linear(x[a:b], w) for a, b, w in zip(edges, edges[1:], weight, strict=False)])
 
 
 class Layer:
@@ -200,14 +203,14 @@ class Layer:
         self.mlp = MLP(weights["mlp.gate_up_proj"], weights["mlp.down_proj"])
         self.router = Router(config, weights)
         self.experts = Experts(weights["experts.gate_up_proj"], weights["experts.down_proj"])
-        self.input_layernorm = weights["input_layernorm"]
-        self.post_attention_layernorm = weights["post_attention_layernorm"]
-        self.pre_feedforward_layernorm = weights["pre_feedforward_layernorm"]
-        self.pre_feedforward_layernorm_2 = weights["pre_feedforward_layernorm_2"]
-        self.post_feedforward_layernorm_1 = weights["post_feedforward_layernorm_1"]
-        self.post_feedforward_layernorm_2 = weights["post_feedforward_layernorm_2"]
-        self.post_feedforward_layernorm = weights["post_feedforward_layernorm"]
-        self.scalars = {True: weights["encoder_layer_scalar"], False: weights["layer_scalar"]}
+        self.input_layernorm = plain(weights["input_layernorm"])
+        self.post_attention_layernorm = plain(weights["post_attention_layernorm"])
+        self.pre_feedforward_layernorm = plain(weights["pre_feedforward_layernorm"])
+        self.pre_feedforward_layernorm_2 = plain(weights["pre_feedforward_layernorm_2"])
+        self.post_feedforward_layernorm_1 = plain(weights["post_feedforward_layernorm_1"])
+        self.post_feedforward_layernorm_2 = plain(weights["post_feedforward_layernorm_2"])
+        self.post_feedforward_layernorm = plain(weights["post_feedforward_layernorm"])
+        self.scalars = {True: plain(weights["encoder_layer_scalar"]), False: plain(weights["layer_scalar"])}
 
     def __call__(self, x: Tensor, rotary: Rotary, memory: Memory, mask: Tensor | None, causal: bool) -> Tensor:
         """x [..., T, D] -> [..., T, D]."""
@@ -227,7 +230,7 @@ class SelfConditioning:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.eps = config.rms_eps
-        self.pre_norm = weights["self_conditioning.pre_norm"]
+        self.pre_norm = plain(weights["self_conditioning.pre_norm"])
         self.mlp = MLP(weights["self_conditioning.gate_up_proj"], weights["self_conditioning.down_proj"])
 
     def __call__(self, embedded: Tensor, soft: Tensor | None) -> Tensor:
@@ -238,14 +241,14 @@ class SelfConditioning:
 
 
 class DiffusionGemma:
-    """The whole network over the parameters that `parameter_shapes` names, all of one dtype on one device."""
+    """The whole network over the parameters that `parameter_shapes` names, on one device."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.canvas_length, self.max_positions = config.canvas_length, config.max_positions
-        self.embed_tokens, self.norm = weights["embed_tokens"], weights["norm"]
-        self.dtype, self.device = self.embed_tokens.dtype, self.embed_tokens.device
-        # √D is rounded to the weights' dtype before it multiplies: 53.0 in bf16 for D = 2,816
+        self.embed_tokens, self.norm = weights["embed_tokens"], plain(weights["norm"])
+        self.dtype, self.device = self.norm.dtype, self.norm.device
+        # √D is rounded to the model's dtype before it multiplies: 53.0 in bf16 for D = 2,816
         self.embed_scale = float(torch.tensor(config.hidden_size**0.5, dtype=self.dtype))
         self.self_conditioning = SelfConditioning(config, weights)
         self.layers = [
@@ -297,17 +300,24 @@ class DiffusionGemma:
 
     def embed(self, ids: Tensor) -> Tensor:
         """[..., T] int64 -> [..., T, D]."""
-        return F.embedding(ids, self.embed_tokens) * self.embed_scale
+        return embedding(self.embed_tokens, ids, self.dtype) * self.embed_scale
 
     def soften(self, logits: Tensor) -> Tensor:
         """[..., L, V] temperature-scaled -> [..., L, D], the expected embedding.
 
-        Logits are rounded to the weights' dtype before the softmax and probabilities after it; the scale multiplies
+        Logits are rounded to the model's dtype before the softmax and probabilities after it; the scale multiplies
         the product. In bf16 all three are visible in the result.
         """
+        rows = _at_once(logits.shape[-1])
+        if torch.is_grad_enabled() or logits.numel() <= rows * logits.shape[-1]:
+            return self._soften(logits)
+        soft = torch.cat([self._soften(block) for block in logits.flatten(0, -2).split(rows)])
+        return soft.view(*logits.shape[:-1], -1)
+
+    def _soften(self, logits: Tensor) -> Tensor:
         wide = torch.promote_types(self.dtype, torch.float32)
         probabilities = logits.to(self.dtype).softmax(-1, dtype=wide).to(self.dtype)
-        return probabilities @ self.embed_tokens * self.embed_scale
+        return weighted_rows(probabilities, self.embed_tokens) * self.embed_scale
 
     def hidden(self, x: Tensor, memory: Memory, causal: bool, kv_only: bool = False) -> Tensor:
         """x [..., T, D] through all layers and the final norm, at positions memory.length … + T - 1.
@@ -326,10 +336,17 @@ class DiffusionGemma:
         return rms_norm(x, self.norm, self.config.rms_eps)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[..., L, D] -> [..., L, V] fp32; the product is rounded to the weights' dtype before the softcap."""
-        logits = F.linear(hidden, self.embed_tokens)
-        cap = self.config.softcap
-        return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / cap).tanh() * cap
+        """[..., L, D] -> [..., L, V] fp32; the product is rounded to the model's dtype before the softcap."""
+        cap, wide = self.config.softcap, torch.promote_types(self.dtype, torch.float32)
+        if torch.is_grad_enabled():
+            return (linear(hidden, self.embed_tokens).to(wide) / cap).tanh() * cap
+        logits = hidden.new_empty(*hidden.shape[:-1], self.config.vocab_size, dtype=wide)
+        ids = _at_once(hidden[..., 0].numel())
+        for begin in range(0, self.config.vocab_size, ids):
+            block = logits[..., begin : begin + ids]
+            block.copy_(linear(hidden, rows_of(self.embed_tokens, slice(begin, begin + ids))))
+            block.div_(cap).tanh_().mul_(cap)
+        return logits
 
     def _rotary_at(self, geometry: LayerConfig, start: int, rows: int) -> Rotary:
         """Rows start … start + rows - 1 of the geometry's table, which grows by doubling."""
@@ -340,3 +357,8 @@ class DiffusionGemma:
             cos, sin = rope.table(self.config.rope[geometry.kind], geometry.head_dim, positions, self.dtype)
             held = self._rotary[geometry] = (cos[:, None], sin[:, None])
         return held[0][start : start + rows], held[1][start : start + rows]
+
+
+def _at_once(across: int) -> int:
+    """Rows of `across` fp32 numbers that a block of the vocabulary's logits holds."""
+    return max(1, VOCABULARY_BLOCK // (4 * max(1, across)))

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from reference import encode
 from torch import Tensor
 
+from dgemma_local import model, quant
 from dgemma_local.cache import Cache, causal_mask
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import Kind, load_model_config
 from dgemma_local.loading import load
-from dgemma_local.model import DiffusionGemma, grouped_linear, normalise, parameter_shapes, rms_norm
+from dgemma_local.model import DiffusionGemma, normalise, parameter_shapes, rms_norm
+from dgemma_local.quant import Weight, quantise_fp8, quantise_nvfp4
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TINY = GOLDEN / "tiny"
@@ -244,10 +247,88 @@ def test_the_first_bad_layer_is_named(parameter: str, says: str) -> None:
     assert bad.first_bad_layer(canvas, cache, torch.zeros(12, 64)) == says
 
 
-def test_grouped_linear_without_rows_of_some_groups() -> None:
-    x, weight = draw(5, 16), draw(4, 8, 16, seed=1)
-    ends = torch.tensor([0, 3, 3, 5], dtype=torch.int32)
-    close(grouped_linear(x, weight, ends), torch.cat([x[:3] @ weight[1].T, x[3:] @ weight[3].T]))
+# ── the vocabulary in blocks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@torch.no_grad()
+def test_head_and_soft_embedding_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, scaled = draw(12, 32), 5 * draw(12, 64)
+    batch, scaled_batch = draw(2, 3, 32), 5 * draw(2, 3, 64)
+    whole = [MODEL.head(hidden), MODEL.head(batch), MODEL.soften(scaled), MODEL.soften(scaled_batch)]
+    monkeypatch.setattr(model, "VOCABULARY_BLOCK", 1024)  # a third of 12 × 64
+    blocks = [MODEL.head(hidden), MODEL.head(batch), MODEL.soften(scaled), MODEL.soften(scaled_batch)]
+    for ours, want in zip(blocks, whole, strict=True):
+        close(ours, want)
+    assert [t.shape for t in whole] == [(12, 64), (2, 3, 64), (12, 32), (2, 3, 32)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_second_copy_of_the_logits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the logits, which are 12 blocks, there are never four blocks alive."""
+    monkeypatch.setattr(model, "VOCABULARY_BLOCK", 1 << 14)
+    V, L, D = 1 << 12, 12, CONFIG.hidden_size
+    names = ("norm", "self_conditioning.pre_norm", "self_conditioning.gate_up_proj", "self_conditioning.down_proj")
+    weights = {"embed_tokens": draw(V, D).to(dtype)} | {name: torch.ones(1, dtype=dtype) for name in names}
+    wide = DiffusionGemma(replace(CONFIG, vocab_size=V, layers=()), weights)
+    hidden = draw(L, D).to(dtype)
+    with LiveBytes() as live:
+        logits = wide.head(hidden)
+    assert logits.nbytes == 12 << 14 and live.peak < logits.nbytes + (4 << 14)
+    with LiveBytes() as live:
+        wide.soften(logits)
+    assert live.peak < 4 << 14
+
+
+def test_with_gradients_nothing_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "VOCABULARY_BLOCK", 1024)  # a third of 12 × 64
+    embedding = WEIGHTS["embed_tokens"].clone().requires_grad_()
+    trained = DiffusionGemma(CONFIG, WEIGHTS | {"embed_tokens": embedding})
+    hidden = draw(12, 32)
+    trained.head(hidden + trained.soften(5 * draw(12, 64))).sum().backward()
+    assert embedding.grad is not None and (embedding.grad != 0).any(-1).all()
+
+
+# ── packed weights ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pack(name: str, weight: Tensor, layout: str) -> Weight:
+    """What a checkpoint of this layout would hold; NVFP4 leaves alone what is no multiple of 16 wide."""
+    if weight.dim() == 1 or "router" in name:
+        return weight
+    if layout == "fp8" or (layout == "mixed" and "experts" not in name):
+        return quantise_fp8(weight)
+    if weight.shape[-1] % 16 or name == "embed_tokens":
+        return weight
+    rows = weight.shape[-2]
+    return quantise_nvfp4(weight, (rows // 2, rows - rows // 2) if "gate_up" in name else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["fp8", "nvfp4", "mixed"])
+def test_a_packed_model_is_the_model_of_its_decoded_weights(
+    layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill, first step, and a step with self-conditioning; norms say in which dtype, even above an FP8 embedding."""
+    packed = {k: pack(k, w.to(dtype), layout) for k, w in WEIGHTS.items()}
+    decoded = {k: w if isinstance(w, Tensor) else w.decode(dtype) for k, w in packed.items()}
+    assert sum(not isinstance(w, Tensor) for w in packed.values()) >= 12
+    prompt, canvas = (torch.tensor(FORWARD[2][k]) for k in ("prompt", "canvas"))
+
+    def steps(model: DiffusionGemma) -> list[Tensor]:
+        assert model.dtype == dtype
+        cache = model.new_cache()
+        first_hidden = encode(model, prompt, cache)
+        first = model.denoise(canvas, cache, None)
+        return [first_hidden, first, model.denoise(canvas, cache, first / 0.7)]
+
+    wanted = steps(DiffusionGemma(CONFIG, decoded))
+    whole = steps(DiffusionGemma(CONFIG, packed))
+    monkeypatch.setattr(quant, "CPU_BLOCK", 1024)  # eight rows of 32
+    blocks = steps(DiffusionGemma(CONFIG, packed))
+    for one, many, want in zip(whole, blocks, wanted, strict=True):
+        close(one, want, 1e-5 if dtype == torch.float32 else 0.07)  # logits of 7: two steps of bf16
+        close(many, want, 5e-5 if dtype == torch.float32 else 0.25)
 
 
 def test_the_real_model_has_25_billion_parameters(tmp_path: Path) -> None:

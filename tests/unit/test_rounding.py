@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import load_model_config
+from dgemma_local.layout import Options
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma, Experts, Router, gated_gelu, normalise, rms_norm
 
@@ -111,7 +112,7 @@ def spelled_out(embedding: Tensor) -> DiffusionGemma:
     vocab = len(embedding)
     config = replace(CONFIG, vocab_size=vocab, hidden_size=vocab, layers=())
     names = ("norm", "self_conditioning.pre_norm", "self_conditioning.gate_up_proj", "self_conditioning.down_proj")
-    return DiffusionGemma(config, {"embed_tokens": embedding.to(BF16)} | {n: torch.ones(1) for n in names})
+    return DiffusionGemma(config, {"embed_tokens": embedding.to(BF16)} | {n: torch.ones(1, dtype=BF16) for n in names})
 
 
 def test_the_soft_embedding_rounds_logits_and_probabilities() -> None:
@@ -144,7 +145,7 @@ def test_a_near_tie_is_visibly_coarse() -> None:
 def test_fp64_goes_all_the_way() -> None:
     """The truth of other tests: no part of an fp64 model falls back to fp32, except the reference's own fp32 angles."""
     model = open_model(TINY, torch.float64)
-    wide = load(open_checkpoint(TINY), CONFIG, torch.float64)
+    wide = load(open_checkpoint(TINY), CONFIG, Options(torch.float64))
     assert model.embed_scale == 32**0.5
     cache, nudged_cache = model.new_cache(), model.new_cache()
     nudged = DiffusionGemma(CONFIG, wide | {"embed_tokens": wide["embed_tokens"] * (1 + 1e-12)})
