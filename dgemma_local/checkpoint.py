@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, TypeGuard
 
 from dgemma_local.errors import CheckpointError
 
@@ -43,6 +43,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     file: Path
     nbytes: int
+    begin: int = 0  # its first byte in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Checkpoint:
 
     folder: Path
     tensors: Mapping[str, TensorInfo]
+    quantisation: Mapping[str, Any] | None = None  # config.json's `quantization_config`, unread
 
     @property
     def bytes(self) -> int:
@@ -69,20 +71,19 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """The tensors of `folder`, none of them read.
 
-    Raises CheckpointError: a quantised layout, no safetensors, a missing or truncated file, a broken header, an index
-    and shards that disagree.
+    Raises CheckpointError: no safetensors, a missing or truncated file, a broken header, an index and shards that
+    disagree.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder", _WHOLE)
-    _refuse_quantised(folder)
     try:
         files = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise _unreadable(folder, error) from None
     if SINGLE in files:  # first, as transformers has it: an index beside it may be older
-        return Checkpoint(folder, _read_header(folder / SINGLE))
+        return Checkpoint(folder, _read_header(folder / SINGLE), _quantisation(folder))
     if INDEX in files:
-        return Checkpoint(folder, _read_shards(folder, files))
+        return Checkpoint(folder, _read_shards(folder, files), _quantisation(folder))
     raise _nothing_there(folder, files)
 
 
@@ -98,23 +99,25 @@ def families(names: list[str], most: int = 3) -> str:
     return ", ".join(said) + (f", and {more} more kind{'s' if more > 1 else ''}" if more else "")
 
 
-def _refuse_quantised(folder: Path) -> None:
+def quantisation_of(config: object) -> Mapping[str, Any] | None:
+    """What config.json says about quantisation, if anything. Raises CheckpointError: something that is not an object."""
+    if not isinstance(config, dict):
+        return None
+    for key in _QUANTISED:
+        if scheme := config.get(key):
+            if not isinstance(scheme, dict):
+                raise CheckpointError(f"config.json: '{key}' is not an object", _AGAIN)
+            return scheme
+    return None
+
+
+def _quantisation(folder: Path) -> Mapping[str, Any] | None:
     """A config.json that is absent or broken is `config`'s to report."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return
-    if not isinstance(config, dict):
-        return
-    for key in _QUANTISED:
-        if scheme := config.get(key):
-            fields = scheme if isinstance(scheme, dict) else {}
-            words = [fields.get(k) for k in ("quant_method", "quant_algo", "format")]
-            name = " ".join(repr(word) for word in words if isinstance(word, str)) or "unnamed scheme"
-            raise CheckpointError(
-                f"{folder} holds a quantised checkpoint ({name})",
-                "give a bf16 or fp32 checkpoint with fused experts: only that layout can be read so far",
-            )
+        return None
+    return quantisation_of(config)
 
 
 def _nothing_there(folder: Path, files: list[str]) -> CheckpointError:
@@ -169,30 +172,14 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header, payload = _parse_header(path, file, size)
+            length = header_length(path, file.read(8), size)
+            return parse_header(path, file.read(length), size)
     except OSError as error:
         raise _unreadable(path, error) from None
-    tensors: dict[str, TensorInfo] = {}
-    spans: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
-        if name != "__metadata__":
-            tensors[name], begin = _parse_entry(path, name, entry)
-            spans.append((begin, begin + tensors[name].nbytes, name))
-    at = 0
-    for begin, end, name in sorted(spans):
-        if begin != at:
-            raise CheckpointError(f"{path}: {name} begins at byte {begin} of the payload, not at {at}", _AGAIN)
-        at = end
-    if at > payload:
-        raise CheckpointError(f"{path} is truncated: its tensors take {at:,} bytes and {payload:,} are there", _AGAIN)
-    if at < payload:
-        raise CheckpointError(f"{path} has {payload - at:,} bytes after its last tensor", _AGAIN)
-    return tensors
 
 
-def _parse_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """-> the header's JSON object and the number of bytes behind it."""
-    start = file.read(8)
+def header_length(path: Path, start: bytes, size: int) -> int:
+    """The first 8 bytes of a file of `size` bytes -> how many bytes of JSON follow. Raises CheckpointError."""
     if start == b"version ":
         raise CheckpointError(f"{path} is a git-lfs pointer, not the tensors", "run `git lfs pull`, or fetch the file")
     length = int.from_bytes(start, "little")
@@ -200,13 +187,36 @@ def _parse_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any]
         raise CheckpointError(f"{path} is truncated, or not safetensors: {size:,} bytes cannot hold its header", _AGAIN)
     if length > MAX_HEADER:
         raise CheckpointError(f"{path} is not safetensors: a header of {length:,} bytes", _AGAIN)
+    return length
+
+
+def parse_header(path: Path, header: bytes, size: int) -> dict[str, TensorInfo]:
+    """The JSON of a file of `size` bytes -> its tensors. `path` is for messages and TensorInfo.file alone.
+
+    Raises CheckpointError: broken JSON, a tensor that is not as long as it says, payload not covered to the byte.
+    """
     try:
-        header = json.loads(file.read(length), object_pairs_hook=_no_name_twice)
+        entries = json.loads(header, object_pairs_hook=_no_name_twice)
     except (ValueError, RecursionError):
         raise CheckpointError(f"{path} has a broken header: not JSON with each name once", _AGAIN) from None
-    if not isinstance(header, dict):
+    if not isinstance(entries, dict):
         raise CheckpointError(f"{path} has a broken header: not an object", _AGAIN)
-    return header, size - 8 - length
+    start = 8 + len(header)
+    tensors = {
+        name: _parse_entry(path, name, entry, start) for name, entry in entries.items() if name != "__metadata__"
+    }
+    at, payload = 0, size - start
+    for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.nbytes)):
+        if tensor.begin - start != at:
+            raise CheckpointError(
+                f"{path}: {tensor.name} begins at byte {tensor.begin - start} of the payload, not at {at}", _AGAIN
+            )
+        at += tensor.nbytes
+    if at > payload:
+        raise CheckpointError(f"{path} is truncated: its tensors take {at:,} bytes and {payload:,} are there", _AGAIN)
+    if at < payload:
+        raise CheckpointError(f"{path} has {payload - at:,} bytes after its last tensor", _AGAIN)
+    return tensors
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -215,8 +225,8 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _parse_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
-    """One tensor's header entry -> its facts, and where in the payload it begins."""
+def _parse_entry(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+    """One tensor's header entry; the payload starts at byte `start` of the file."""
     _check_name(path, name)
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -225,10 +235,12 @@ def _parse_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
     begin, end = offsets
     bits = _BITS.get(dtype)
     if bits is None:
-        raise CheckpointError(f"{path}: {name} has the unknown dtype {dtype!r}", "give a bf16 or fp32 checkpoint")
+        raise CheckpointError(
+            f"{path}: {name} has the unknown dtype {dtype!r}", "give a checkpoint in bf16, fp16, fp32, FP8 or NVFP4"
+        )
     if 8 * (end - begin) != bits * math.prod(shape):
         raise CheckpointError(f"{path}: {name} is {dtype} {list(shape)} but takes {end - begin:,} bytes", _AGAIN)
-    return TensorInfo(name, dtype, tuple(shape), path, end - begin), begin
+    return TensorInfo(name, dtype, tuple(shape), path, end - begin, start + begin)
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:

@@ -8,7 +8,9 @@
     ├── CheckpointError             6   safetensors: truncated, missing, extra or misshapen tensors
     ├── TokenizerError              7   tokenizer.json or chat template: absent, broken, without a needed token
     ├── NumericalError              8   NaN or infinity in a denoising step
-    └── EmptyAnswer                 9   the model finished without a token for the reader
+    ├── EmptyAnswer                 9   the model finished without a token for the reader
+    ├── FetchError                 10   a download: no network, no such repository, disk full, a damaged file
+    └── DoesNotFit                 11   the plan needs more memory than there is
 
     130 after Ctrl-C, 141 when the reader of stdout has gone (as `cat` would report it).
 
@@ -78,3 +80,15 @@ class EmptyAnswer(DgemmaError):
     """Generation ended, and not one token of it is for the reader."""
 
     exit_code = 9
+
+
+class FetchError(DgemmaError):
+    """A model's files cannot be brought here. What has arrived is kept, and the next attempt goes on from there."""
+
+    exit_code = 10
+
+
+class DoesNotFit(DgemmaError):
+    """The plan needs more memory than there is; nothing was loaded."""
+
+    exit_code = 11

@@ -1,145 +1,233 @@
-"""Checkpoint to parameters and back: a plan from names and shapes, then one pass over the tensors.
+"""Checkpoint to parameters and back: memory for every parameter, one pass over the files, then a look at what arrived.
 
-    q_proj ┐                      gate_proj ┐
-    k_proj ├ rows of qkv_proj     up_proj   ┴ rows of gate_up_proj       everything else is a parameter of its own
-    v_proj ┘
+    open_checkpoint ─► scheme_of ─► plan ─► memory ─► read ─► verify
 
-A plan accounts for everything before a byte is read: each stored tensor has a place, is left out by a rule with a
-reason, or is an error; each parameter is filled to its last row, or is an error. A tensor that is only skipped, or a
-parameter that keeps what memory held, is a model that answers nonsense.
-
-The published files store the text weights once, under `model.decoder`, and of the encoder only its layer scalars. A
-second copy of a tied weight may stand beside them (`lm_head`, the encoder's): it is left out, and must be equal.
-
-Source: tensor names of google/diffusiongemma-26B-A4B-it at revision f7f5b7f5; ties as in transformers 5.24.
+What a loader can silently get wrong is asked of the numbers: experts that are all one value, scales that are NaN,
+infinite, negative or all zero.
 """
 
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dgemma_local.checkpoint import SINGLE, Checkpoint, TensorInfo, families
+from dgemma_local.checkpoint import SINGLE, Checkpoint
 from dgemma_local.config import ModelConfig
 from dgemma_local.errors import CheckpointError
+from dgemma_local.layout import STORED, Field, Options, Placement, Plan, component, destination, plan, tied_to, wanted
 from dgemma_local.model import parameter_shapes
+from dgemma_local.quant import Fp8, Nvfp4, Weight, quantise_fp8
+from dgemma_local.reading import Job, Take, read
+from dgemma_local.schemes import Scheme, scheme_of
 
-STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in STORED.values()}  # as config.json spells them
-_WITHOUT_SUFFIX = ("layer_scalar", "router.scale", "per_expert_scale", "experts.gate_up_proj", "experts.down_proj")
-_LEFT_OUT = {
-    "model.encoder.vision_tower.": "images are not read yet",
-    "model.encoder.embed_vision.": "images are not read yet",
-}
-_DECODER, _ENCODER, _EMBEDDING = "model.decoder.", "model.encoder.language_model.", "model.decoder.embed_tokens.weight"
+_DTYPES = {**STORED, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+_LARGEST_E4M3 = 0x7E  # 448 as a byte; one more is NaN, and those above are negative
+_AGAIN = "fetch the checkpoint again; if it stays, its publisher's files are damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """`tensor`, as published, is the rows `row` … `row + its own` of `parameter`."""
+@dataclass(slots=True)
+class Proof:
+    """What a load did, for a user who wants to know."""
 
-    tensor: str
-    parameter: str
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where every tensor goes. `placements`, `copies` and `ignored` share no tensor and leave none out."""
-
-    placements: tuple[Placement, ...]
-    copies: tuple[Placement, ...]  # tied duplicates of what stands there; compared, not loaded
-    ignored: Mapping[str, str]  # tensor -> why it is left out
-
-
-def plan(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Plan:
-    """Places every tensor, from the headers alone.
-
-    Raises CheckpointError naming, by pattern, every tensor without a place, parameter without a tensor, wrong shape and
-    dtype other than bf16, fp16 and fp32.
-    """
-    wanted = {place.tensor: (place, shape) for place, shape in _layout(config)}
-    missing = [name for name in wanted if name not in tensors]
-    placements: list[Placement] = []
-    copies: list[Placement] = []
-    ignored: dict[str, str] = {}
-    unknown: list[str] = []
-    misshapen: list[str] = []
-    mistyped: list[str] = []
-    for name, tensor in tensors.items():
-        original = name if name in wanted else _tied_to(name)
-        reason = next((why for prefix, why in _LEFT_OUT.items() if name.startswith(prefix)), None)
-        if original in wanted:
-            place, shape = wanted[original]
-            (placements if name == original else copies).append(Placement(name, place.parameter, place.row))
-            if tensor.shape != shape:
-                misshapen.append(f"{name} is {list(tensor.shape)}, not {list(shape)}")
-            elif tensor.dtype not in STORED:
-                mistyped.append(f"{name} is {tensor.dtype}")
-        elif reason is not None:
-            ignored[name] = reason
-        else:
-            unknown.append(name)
-    faults = {
-        "tensors without a place in this model": unknown,
-        "tensors of this model that are missing": missing,
-        "tensors of another shape than config.json asks": misshapen,
-        "tensors of a dtype that is not read": mistyped,
-    }
-    if any(faults.values()):
-        raise CheckpointError(
-            "; ".join(f"{fault} ({len(names)}): {families(names)}" for fault, names in faults.items() if names),
-            "give the whole folder of one checkpoint, bf16, fp16 or fp32 with fused experts: only that layout is read so far",
-        )
-    return Plan(tuple(placements), tuple(copies), ignored)
+    placed: int = 0  # tensors that are in a parameter now
+    compared: int = 0  # tied copies, equal to what they repeat
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why
+    filled: int = 0  # parameters
+    resident: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (component, dtype) -> bytes
+    read: int = 0  # bytes
+    seconds: float = 0.0
+    checksum: str | None = None  # of the stored bytes of every tensor that was read, where it was asked for
 
 
 def load(
-    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
-    """Every parameter of `model.parameter_shapes`, in `dtype` on `device`, as `model.DiffusionGemma` takes them.
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    options: Options | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    checksum: bool = False,
+    proof: Proof | None = None,
+) -> dict[str, Weight]:
+    """Every parameter of `model.parameter_shapes` on `device`, as `model.DiffusionGemma` takes them.
 
-    `dtype` None: as stored; where stored dtypes are mixed, config.json's, else the embedding's. Beyond the parameters
-    one tensor at a time is in memory. Raises CheckpointError: what `plan` finds, a copy of a tied weight that differs, a
-    file that cannot be read.
+    `progress` hears bytes read and bytes in all; `proof` is filled in. Raises CheckpointError: what `plan` finds, a
+    copy of a tied weight that differs, a file that cannot be read, numbers that cannot be right.
     """
-    layout = plan(config, checkpoint.tensors)
-    if dtype is None:
-        dtype = _stored_dtype(checkpoint, config, layout)
-    shapes = parameter_shapes(config)
-    parameters = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-    for place, tensor in _read(checkpoint, layout.placements):
-        _rows(parameters, place, len(tensor)).copy_(tensor)
-    for place, tensor in _read(checkpoint, layout.copies):
-        if not torch.equal(_rows(parameters, place, len(tensor)), tensor.to(device, dtype)):
+    start = time.perf_counter()
+    layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
+    weights = {parameter: held.empty(device) for parameter, held in layout.held.items()}
+    total, done = sum(checkpoint.tensors[place.tensor].nbytes for place in layout.placements), 0
+
+    def arrived(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(done, total)
+
+    sums = read((_job(checkpoint, weights, place) for place in layout.placements), progress=arrived, checksum=checksum)
+    read(_comparison(checkpoint, weights, place) for place in layout.copies)
+    verify(weights, layout)
+    if proof is not None:
+        proof.placed, proof.compared, proof.ignored = len(layout.placements), len(layout.copies), layout.ignored
+        proof.filled, proof.resident, proof.read = len(weights), layout.resident, total
+        proof.checksum = _digest(sums) if checksum else None
+        proof.seconds = time.perf_counter() - start
+    return weights
+
+
+def decoded(weights: Mapping[str, Weight], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same parameters as plain tensors; the packed ones in `dtype`."""
+    return {name: w if isinstance(w, Tensor) else w.decode(dtype) for name, w in weights.items()}
+
+
+def _job(checkpoint: Checkpoint, weights: Mapping[str, Weight], place: Placement) -> Job:
+    tensor = checkpoint.tensors[place.tensor]
+    stored = _DTYPES[tensor.dtype]
+    weight = weights[place.parameter]
+    if isinstance(weight, Fp8) and place.field == "":
+        return Job(tensor, stored, take=_quantising(weight, place))
+    to = destination(weights, place)
+    if to.device.type == "cpu" and to.dtype == stored:
+        return Job(tensor, stored, to=to)
+
+    def take(row: int, part: Tensor) -> None:
+        to[row : row + len(part)].copy_(part) if part.dim() else to.copy_(part)
+
+    return Job(tensor, stored, take=take)
+
+
+def _quantising(weight: Fp8, place: Placement) -> Take:
+    def take(row: int, part: Tensor) -> None:
+        made = quantise_fp8(part.to(weight.codes.device))
+        rows = slice(place.start + row, place.start + row + len(part))
+        weight.codes[rows] = made.codes
+        weight.scale[rows] = made.scale
+
+    return take
+
+
+def _comparison(checkpoint: Checkpoint, weights: Mapping[str, Weight], place: Placement) -> Job:
+    tensor = checkpoint.tensors[place.tensor]
+    weight = weights[place.parameter]
+
+    def take(row: int, part: Tensor) -> None:
+        if isinstance(weight, Fp8) and place.field == "":
+            made = quantise_fp8(part.to(weight.codes.device))
+            rows = slice(place.start + row, place.start + row + len(part))
+            same = torch.equal(made.codes.view(torch.uint8), weight.codes[rows].view(torch.uint8))
+        else:
+            held = destination(weights, place)
+            held = held[row : row + len(part)] if part.dim() else held[0]
+            part = part.to(held.device, held.dtype)
+            same = torch.equal(_comparable(held), _comparable(part))
+        if not same:
             raise CheckpointError(
-                f"{place.tensor} differs from {_tied_to(place.tensor)}, and this architecture ties them",
+                f"{place.tensor} differs from {tied_to(place.tensor)}, and this architecture ties them",
                 "give a checkpoint whose embedding and head, encoder and decoder share their weights",
             )
-    return parameters
+
+    return Job(tensor, _DTYPES[tensor.dtype], take=take)
 
 
-def save(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype | None = None) -> None:
+def _comparable(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def _digest(sums: Mapping[str, int]) -> str:
+    """One checksum of all tensors, whatever file and order they came in."""
+    lines = "".join(f"{name} {crc:08x}\n" for name, crc in sorted(sums.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+# ── numbers that cannot be right ──────────────────────────────────────────────────────────────────────────────────
+
+
+def verify(weights: Mapping[str, Weight], layout: Plan) -> None:
+    """Raises CheckpointError naming the tensor: matrices of one value, scales that are no scales."""
+    for parameter, weight in weights.items():
+        heights = layout.held[parameter].heights
+        for where, bad, what in _faults(parameter, weight, heights):
+            if bad.any():
+                raise CheckpointError(f"{_culprit(layout, parameter, where, bad)} holds {what}", _AGAIN)
+
+
+def _faults(parameter: str, weight: Weight, heights: tuple[int, ...]) -> Iterator[tuple[Field, Tensor, str]]:
+    """Field, [parts] or [experts, parts] bool, what is wrong where it is True."""
+
+    def by_part(matrices: Tensor, test: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.stack([test(part) for part in matrices.split(heights, -2)], -1)
+
+    if isinstance(weight, Nvfp4):
+        worst = by_part(weight.scale.view(torch.uint8), lambda part: part.flatten(-2).amax(-1))
+        yield "scale", worst > _LARGEST_E4M3, "NaN or negative block scales"
+        yield "scale", worst == 0, "block scales that are all zero"
+        for where, values in _globals(weight):
+            yield where, ~(values.isfinite() & (values > 0)), "a global scale that is NaN, infinite, negative or zero"
+        yield "packed", by_part(weight.packed, _one_value), "all bytes equal"
+    elif isinstance(weight, Fp8):
+        good = by_part(weight.scale, lambda part: (part.isfinite() & (part >= 0)).flatten(-2).all(-1))
+        yield "scale", ~good, "scales that are NaN, infinite or negative"
+        yield "scale", by_part(weight.scale, lambda part: (part == 0).flatten(-2).all(-1)), "scales that are all zero"
+        yield "codes", by_part(weight.codes.view(torch.uint8), _one_value), "all values equal"
+    elif component(parameter) in ("experts", "attention", "dense MLP"):
+        yield "", by_part(weight, _one_value), "all values equal"
+
+
+def _globals(weight: Nvfp4) -> list[tuple[Field, Tensor]]:
+    return [("global_scale", weight.global_scale), ("input_scale", weight.input_scale)]
+
+
+def _one_value(matrices: Tensor) -> Tensor:
+    """[..., out, in] -> [...] bool: whether a matrix holds one value only. A look at one row clears most of them."""
+    row = matrices[..., 0, :]
+    same = (row == row[..., :1]).all(-1)
+    for index in map(tuple, same.nonzero().tolist()):
+        same[index] = (matrices[index] == matrices[index][0, 0]).all()
+    return same
+
+
+def _culprit(layout: Plan, parameter: str, where: Field, bad: Tensor) -> str:
+    """The published name of the first tensor where `bad` is True."""
+    *expert, part = bad.nonzero()[0].tolist()
+    first = part if where in ("global_scale", "input_scale") else sum(layout.held[parameter].heights[:part])
+    for place in layout.placements:
+        mine = place.parameter == parameter and place.field in (where, "")
+        if mine and (place.expert is None or [place.expert] == expert):
+            stacked = bool(expert) and place.expert is None  # one tensor of all experts
+            if stacked or place.start <= first < place.stop:
+                return place.tensor
+    return parameter
+
+
+# ── and back ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def save(config: ModelConfig, weights: Mapping[str, Weight], folder: Path, dtype: torch.dtype | None = None) -> None:
     """Writes `weights`, by our names, to `folder`/model.safetensors by the published ones; the inverse of `load`.
 
-    `dtype` None: as they are. The file appears whole or not at all. Raises ValueError where `weights` are not exactly
-    the model's parameters or the dtype is not one that `load` reads.
+    Packed weights are written as compressed-tensors stores them, experts one by one; plain experts as one tensor a
+    layer. `dtype` of plain tensors, None: as they are. The file appears whole or not at all. Raises ValueError where
+    `weights` are not exactly the model's parameters or the dtype is not one that `load` reads.
     """
     if {name: tuple(weight.shape) for name, weight in weights.items()} != parameter_shapes(config):
         raise ValueError("the weights are not the parameters of this configuration")
-    tensors = {
-        place.tensor: _rows(weights, place, shape[0]).detach().to("cpu", dtype).contiguous()
-        for place, shape in _layout(config)
-    }
-    if not {tensor.dtype for tensor in tensors.values()} <= set(STORED.values()):
-        raise ValueError(f"a checkpoint is stored in one of {', '.join(_BY_NAME)}")
+    schemes = {name: stored_scheme(weight) for name, weight in weights.items()}
+    fused = frozenset(name for name, scheme in schemes.items() if ".experts." in name and scheme is None)
+    tensors: dict[str, Tensor] = {}
+    for name, want in wanted(config, schemes, fused).items():
+        tensor = destination(weights, want.place).detach().to("cpu")
+        if want.place.field == "":
+            tensor = tensor.to(dtype)
+        tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+    if not {tensor.dtype for tensor in tensors.values()} <= set(_DTYPES.values()):
+        raise ValueError(f"a checkpoint is stored in one of {', '.join(STORED)}")
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{SINGLE}.{os.getpid()}"
     try:
@@ -150,61 +238,8 @@ def save(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, dtype
         unfinished.unlink(missing_ok=True)
 
 
-def _layout(config: ModelConfig) -> Iterator[tuple[Placement, tuple[int, ...]]]:
-    """Every tensor of the published layout with its shape, parameter by parameter."""
-    for parameter, (rows, *rest) in parameter_shapes(config).items():
-        row = 0
-        for tensor, height in _parts(config, parameter, rows):
-            yield Placement(tensor, parameter, row), (height, *rest)
-            row += height
-
-
-def _parts(config: ModelConfig, parameter: str, rows: int) -> list[tuple[str, int]]:
-    """The published tensors that make up one parameter, top to bottom, with their rows."""
-    if parameter.endswith(".encoder_layer_scalar"):
-        return [(_ENCODER + parameter.replace("encoder_layer_scalar", "layer_scalar"), rows)]
-    name = _DECODER + parameter
-    if name.endswith(_WITHOUT_SUFFIX):
-        return [(name, rows)]
-    block, _, leaf = name.rpartition(".")
-    if leaf == "qkv_proj":
-        layer = config.layers[int(parameter.split(".")[1])]
-        q, kv = config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-        heights = {"q": q, "k": kv} if layer.kind == "full" else {"q": q, "k": kv, "v": kv}
-        return [(f"{block}.{letter}_proj.weight", height) for letter, height in heights.items()]
-    if leaf == "gate_up_proj":
-        return [(f"{block}.{half}_proj.weight", rows // 2) for half in ("gate", "up")]
-    return [(f"{name}.weight", rows)]
-
-
-def _tied_to(name: str) -> str:
-    """The published name whose weight `name` repeats, if it repeats one."""
-    if name == "lm_head.weight":
-        return _EMBEDDING
-    return _DECODER + name.removeprefix(_ENCODER) if name.startswith(_ENCODER) else name
-
-
-def _rows(parameters: Mapping[str, Tensor], place: Placement, height: int) -> Tensor:
-    return parameters[place.parameter][place.row : place.row + height]
-
-
-def _stored_dtype(checkpoint: Checkpoint, config: ModelConfig, layout: Plan) -> torch.dtype:
-    stored = {STORED[checkpoint.tensors[place.tensor].dtype] for place in layout.placements}
-    if len(stored) == 1:
-        return stored.pop()
-    return _BY_NAME.get(str(config.dtype)) or STORED[checkpoint.tensors[_EMBEDDING].dtype]
-
-
-def _read(checkpoint: Checkpoint, placements: tuple[Placement, ...]) -> Iterator[tuple[Placement, Tensor]]:
-    """Each placement with its tensor, mapped from disk, file by file."""
-
-    def file_of(place: Placement) -> Path:
-        return checkpoint.tensors[place.tensor].file
-
-    for path, places in groupby(sorted(placements, key=file_of), key=file_of):
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                for place in places:
-                    yield place, tensors.get_tensor(place.tensor)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}", "check the file, or fetch it again") from None
+def stored_scheme(weight: Weight) -> Scheme | None:
+    """How `save` stores a weight."""
+    if isinstance(weight, Nvfp4):
+        return "nvfp4" if weight.divides else "modelopt"
+    return "fp8" if isinstance(weight, Fp8) else None

@@ -22,6 +22,7 @@ from dgemma_local.config import GenerationConfig, load_generation_config, load_m
 from dgemma_local.engine import Conversation
 from dgemma_local.errors import UsageError
 from dgemma_local.events import Event
+from dgemma_local.layout import Options
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
@@ -116,7 +117,7 @@ def open_session(model: str, dtype: str | None = None) -> Session:
     config = load_model_config(folder)
     generation = load_generation_config(folder, config.vocab_size)
     tokenizer = Tokenizer.load(folder, config.vocab_size)
-    weights = load(open_checkpoint(folder), config, None if dtype is None else DTYPES[dtype])
+    weights = load(open_checkpoint(folder), config, Options(None if dtype is None else DTYPES[dtype]))
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     return Session(

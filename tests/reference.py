@@ -17,6 +17,7 @@ from torch import Tensor
 from dgemma_local.cache import Cache
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig, load_model_config
+from dgemma_local.layout import Options
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
 
@@ -166,7 +167,7 @@ class _Drafts:
 def open_model(folder: Path, dtype: torch.dtype | None = None) -> DiffusionGemma:
     """dgemma's model of one folder."""
     config = load_model_config(folder)
-    return DiffusionGemma(config, load(open_checkpoint(folder), config, dtype))
+    return DiffusionGemma(config, load(open_checkpoint(folder), config, Options(dtype)))
 
 
 @torch.inference_mode()

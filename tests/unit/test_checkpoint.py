@@ -63,6 +63,8 @@ def test_facts_of_one_file(tmp_path: Path) -> None:
         info = held.tensors[name]
         assert (info.name, info.dtype, info.shape, info.file) == (name, "BF16", tuple(tensor.shape), tmp_path / SINGLE)
         assert info.nbytes == tensor.nbytes
+        stored = (tmp_path / SINGLE).read_bytes()[info.begin : info.begin + info.nbytes]
+        assert stored == tensor.view(torch.uint8).numpy().tobytes()
     assert held.bytes == sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -246,20 +248,14 @@ def test_one_whole_file_wins_over_an_index_beside_it(tmp_path: Path, whole: byte
 # ── folders that hold something else ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("scheme", "name"),
-    [
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "'compressed-tensors' 'float-quantized'"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "'modelopt' 'NVFP4'"),
-        ({"bits": 4}, "unnamed scheme"),
-        ("fp8", "unnamed scheme"),
-    ],
-)
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_a_quantised_layout_is_named_before_its_tensors(scheme: object, name: str, key: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({key: scheme}))
-    (tmp_path / SINGLE).write_bytes(b"")
-    assert f"quantised checkpoint ({name})" in refused(tmp_path).what
+def test_what_config_json_says_about_quantisation(key: str, tmp_path: Path, whole: bytes) -> None:
+    (tmp_path / SINGLE).write_bytes(whole)
+    assert open_checkpoint(tmp_path).quantisation is None
+    (tmp_path / "config.json").write_text(json.dumps({key: {"bits": 4}}))
+    assert open_checkpoint(tmp_path).quantisation == {"bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps({key: "fp8"}))
+    assert f"'{key}' is not an object" in refused(tmp_path).what
 
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"quantization_config": null}', "[" * 100_000])
