@@ -1,6 +1,13 @@
-"""A training state as a checkpoint folder in the published layout: configuration, tokenizer, template, weights.
+"""A training state as checkpoint folders in the published layouts: configuration, tokenizer, template, weights.
 
 python -m dgemma_local.demo.export demo-training/sudoku/state.pt [FOLDER]
+
+    FOLDER          bf16, experts as one tensor a layer, as Google publishes them
+    FOLDER-fp8      RedHat's FP8-dynamic: attention, dense MLP and experts in E4M3, a scale a row
+    FOLDER-nvfp4    RedHat's NVFP4: dense MLP and experts in E2M1, attention in bf16
+
+The quantised ones are made of the bf16 one's weights. Their input_global_scale is 1: no activations were measured, and
+with 1 a group's scale holds any whose largest magnitude is between 0.01 and 2,688.
 """
 
 import argparse
@@ -8,17 +15,21 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from dgemma_local.config import ARCHITECTURE, ModelConfig
 from dgemma_local.demo import vocabulary
-from dgemma_local.demo.fakequant import SCHEMES, is_quantised
+from dgemma_local.demo.fakequant import is_quantised
+from dgemma_local.demo.lives import ENTROPY_BOUND, MAX_STEPS, T_MAX, T_MIN
 from dgemma_local.demo.render import FOLDERS
-from dgemma_local.demo.train import CONFIGS, ENTROPY_BOUND, T_MAX, T_MIN
+from dgemma_local.demo.train import CONFIGS
+from dgemma_local.layout import modules
 from dgemma_local.loading import save
+from dgemma_local.quant import Weight, quantise_fp8, quantise_nvfp4
+from dgemma_local.schemes import Scheme, quantization_config
 
 _KINDS = {"sliding": "sliding_attention", "full": "full_attention"}
 
@@ -80,7 +91,7 @@ def generation_json(config: ModelConfig) -> dict[str, Any]:
     return {
         "confidence_threshold": 0.005,
         "eos_token_id": [vocabulary.TOKENS.index(name) for name in ends],
-        "max_denoising_steps": 48,
+        "max_denoising_steps": MAX_STEPS,
         "max_new_tokens": config.canvas_length,
         "pad_token_id": vocabulary.TOKENS.index("<pad>"),
         "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": ENTROPY_BOUND},
@@ -91,29 +102,50 @@ def generation_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def export(
-    config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype = torch.bfloat16
+    config: ModelConfig, weights: Mapping[str, Weight], folder: Path, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Write the whole checkpoint folder."""
+    """Write a whole checkpoint folder; what is packed in `weights` is stored so."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("config.json", config_json(config)), ("generation_config.json", generation_json(config))):
+    top = config_json(config)
+    packed = {name for name, weight in weights.items() if not isinstance(weight, Tensor)}
+    if packed:
+        scheme: Scheme = "fp8" if any("self_attn" in name for name in packed) else "nvfp4"
+        left = {module.name for module in modules(config, frozenset()) if module.parameter not in packed}
+        linear = {name for name in left if name.endswith("proj")}
+        top["quantization_config"] = quantization_config(scheme, {*linear, "lm_head"})
+    for name, content in (("config.json", top), ("generation_config.json", generation_json(config))):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     vocabulary.write(folder)
     save(config, weights, folder, dtype)
+
+
+def quantised(weights: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Weight]:
+    """The weights as RedHat's FP8-dynamic or NVFP4 recipe leaves them, from bf16 ones."""
+
+    def one(name: str, weight: Tensor) -> Weight:
+        if not is_quantised(name, weight) or (scheme == "nvfp4" and "self_attn" in name):
+            return weight
+        if scheme == "fp8":
+            return quantise_fp8(weight)
+        packed = quantise_nvfp4(weight)
+        return packed if not name.endswith("gate_up_proj") else packed.shared(2)  # as RedHat's gate and up share theirs
+
+    return {name: one(name, weight) for name, weight in weights.items()}
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m dgemma_local.demo.export", description=__doc__.split("\n")[0])
     parser.add_argument("state", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", help="default: the model's folder in this package")
-    parser.add_argument(
-        "--through", choices=sorted(SCHEMES), help="round the weights as this format would, to measure it"
-    )
     options = parser.parse_args(arguments)
     state = torch.load(options.state, weights_only=True)
-    weights = state["weights"]
-    if options.through is not None:
-        weights = {k: SCHEMES[options.through](w) if is_quantised(k, w) else w for k, w in weights.items()}
-    export(CONFIGS[state["model"]], weights, options.folder or FOLDERS[state["model"]])
+    config: ModelConfig = CONFIGS[state["model"]]
+    folder: Path = options.folder or FOLDERS[state["model"]]
+    weights = {name: weight.to(torch.bfloat16) for name, weight in state["weights"].items()}
+    export(config, weights, folder)
+    for scheme in get_args(Scheme):
+        if scheme != "modelopt":  # which is read, not written
+            export(config, quantised(weights, scheme), folder.with_name(f"{folder.name}-{scheme}"))
 
 
 if __name__ == "__main__":

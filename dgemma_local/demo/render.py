@@ -14,11 +14,12 @@ from dgemma_local.demo.tasks import Example
 PAD = vocabulary.TOKENS.index("<pad>")
 END_OF_TURN = vocabulary.TOKENS.index("<turn|>")
 CANVAS = 96
-FOLDERS = {name: Path(__file__).parent / "models" / name for name in ("sudoku", "text")}
+MODELS = Path(__file__).parent / "models"
+FOLDERS = {name: MODELS / name for name in ("sudoku", "text")}
 
 
 class Renderer:
-    """Prompts padded on the left, answers cut into canvases."""
+    """Prompts, and answers cut into canvases."""
 
     def __init__(self, folder: Path = FOLDERS["sudoku"]) -> None:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -44,15 +45,16 @@ class Renderer:
         ids += [PAD] * (-len(ids) % CANVAS)
         return [ids[i : i + CANVAS] for i in range(0, len(ids), CANVAS)]
 
-    def batch(self, examples: list[Example], rng: random.Random) -> tuple[Tensor, Tensor, Tensor]:
-        """-> committed tokens [B, P] padded on the left, which of them are real [B, P], one canvas each [B, L]."""
-        rows, answers = [], []
-        for example in examples:
-            canvases = self.canvases(example)
-            at = rng.randrange(len(canvases))
-            rows.append(self.prompt(example) + [token for canvas in canvases[:at] for token in canvas])
-            answers.append(canvases[at])
-        width = max(map(len, rows))
-        prompt = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
-        real = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
-        return prompt, real, torch.tensor(answers)
+    def cut(self, example: Example, rng: random.Random) -> tuple[list[int], list[int]]:
+        """-> committed tokens, one canvas of the answer: any one, with those before it committed."""
+        canvases = self.canvases(example)
+        at = rng.randrange(len(canvases))
+        return self.prompt(example) + [token for canvas in canvases[:at] for token in canvas], canvases[at]
+
+
+def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """-> tokens [B, P] padded on the left, which of them are real [B, P]."""
+    width = max(map(len, rows))
+    prompt = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+    real = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return prompt, real

@@ -1,12 +1,12 @@
 """Train a demo model: `python -m dgemma_local.demo.train sudoku` or `… text` (resumable, seeded; an hour or two on a CPU).
 
-Objective. A canvas of the answer is noised: each token is replaced, with probability t ~ U(0, 1], by a uniform random
-one; the decoder predicts the clean token at every position. Half of the rows are self-conditioned on a first pass, and
-half of those read the canvas that a real sampler step left. From `ON_POLICY_FROM` on, half of the rows have lived
-through 1 … 4 real sampler steps first, so that the model learns to leave its own mistakes. The encoder is trained as a
-causal language model of the answers at the same time, and the last part sees weights as FP8 and NVFP4 would hold them.
+Objective. The decoder predicts the clean token at every position of two canvases a prompt. One is noised: each token of
+the answer is replaced, with probability t ~ U(0, 1], by a uniform random one, and half of these rows are
+self-conditioned on a first pass. The other lives (`lives.py`): it began as random tokens and is where the real sampler
+left it, so that the model learns to go on from its own mistakes. The encoder is trained as a causal language model of
+the answers at the same time, and the last part sees weights as FP8 and NVFP4 would hold them.
 
-Each step's batch depends on (seed, step) alone, so that a resumed run continues as if it had not stopped.
+Each step depends on the seed, its number and the saved state alone: a resumed run continues as if it had not stopped.
 Sources: the published fine-tuning recipes (NVIDIA NeMo AutoModel, DiffusionGemmaSFTRecipe) for noise, self-conditioning
 and the encoder loss; the rest was measured on this model (CHANGELOG, "Tried").
 """
@@ -27,9 +27,11 @@ from torch import Tensor
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import LayerConfig, ModelConfig, RopeConfig
 from dgemma_local.demo import fakequant, sudoku, tasks
+from dgemma_local.demo.lives import T_MAX, T_MIN, Life, Lives, born, lived
 from dgemma_local.demo.network import Batch, Muon, fused_rows, initial_weights, is_matrix, trainable
-from dgemma_local.demo.render import PAD, Renderer
-from dgemma_local.loading import load
+from dgemma_local.demo.render import PAD, Renderer, padded
+from dgemma_local.layout import Options as LoadOptions
+from dgemma_local.loading import decoded, load
 from dgemma_local.model import DiffusionGemma
 
 
@@ -62,16 +64,15 @@ def _config(hidden_size: int) -> ModelConfig:
 CONFIGS: dict[tasks.Model, ModelConfig] = {"sudoku": _config(96), "text": _config(128)}
 # share of the steps that each group of tasks has; a step is of one group, for prompts of like length
 GROUPS: dict[tasks.Model, dict[str, float]] = {
-    "sudoku": {"9×9": 0.68, "small": 0.23, "thinking": 0.05, "refusal": 0.04},
+    "sudoku": {"9×9": 0.58, "small": 0.33, "thinking": 0.06, "refusal": 0.03},
     "text": {"text": 0.9, "times table": 0.1},
 }
 CAUSAL_SHARE = 0.25  # of the steps; the causal loss has weight 1 there
-VIEWS = 2  # canvases a prompt: one encoder pass serves both
-ON_POLICY_FROM = 0.5  # of the steps
+VIEWS = 2  # canvases a prompt, the living and the noised one: one encoder pass serves both
+LATE_FROM = 0.6  # of the steps: harder puzzles, quantised weights
 HARD_CLUES = {4: 8, 6: 16, 9: 40}  # at most so many from then on
 PAD_WEIGHT = 0.2  # most of a short answer's canvas is padding, and easy
 BALANCE_WEIGHT = 0.01  # experts' load balance
-ENTROPY_BOUND, T_MIN, T_MAX = 0.1, 0.4, 0.8  # the sampler's, as in generation_config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +116,8 @@ def example(model: tasks.Model, group: str, rng: random.Random, puzzles: Puzzles
     if group == "times table":
         return tasks.text_example(rng, group)
     names = [tasks.OUT_OF_SCOPE] if group == "refusal" else [name for name in tasks.TEXT if name != "times table"]
-    name = rng.choice(names)
+    name = "reverse" if group == "text" and rng.random() < 0.3 else rng.choice(names)  # the hardest
     return tasks.refusal(rng, model) if name == tasks.OUT_OF_SCOPE else tasks.text_example(rng, name)
-
-
-def sampler_step(logits: Tensor, temperature: float, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Batched form of `sampler.advance`: softcapped logits [B, L, V] -> next canvas [B, L], scaled logits."""
-    z = logits / temperature
-    log_p = z.log_softmax(-1)
-    p = log_p.exp()
-    entropy = -(p * log_p).sum(-1)
-    ordered, index = entropy.sort(-1)
-    before = F.pad(ordered.cumsum(-1)[:, :-1], (1, 0))
-    accepted = torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before <= ENTROPY_BOUND)
-    noise = torch.empty_like(p).exponential_(generator=draw)
-    fresh = torch.randint(logits.shape[-1], accepted.shape, generator=draw)
-    return torch.where(accepted, (p / noise).argmax(-1), fresh), z
 
 
 class Trainer:
@@ -150,23 +137,31 @@ class Trainer:
         self.rates = [(self.muon, 0.02), (self.adam, 3e-3)]
         self.puzzles = Puzzles(options.seed)
         self.render = Renderer()
+        self.lives = Lives({})
         self.step = 0
         self.minutes = 0.0
 
     # ── one step ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def loss(self) -> tuple[Tensor, dict[str, float | str]]:
+    def loss(self) -> tuple[Tensor, dict[str, float | str], tuple[str, list[Life], list[Life]]]:
+        """-> the loss, facts for the log, the group's canvases before and after this step."""
         options, config = self.options, self.config
         rng = random.Random(f"{options.seed} {self.step}")
         draw = torch.Generator().manual_seed(rng.getrandbits(63))
-        late = self.step >= ON_POLICY_FROM * options.steps
+        late = self.step >= LATE_FROM * options.steps
         shares = GROUPS[options.model]
         group = rng.choices(list(shares), list(shares.values()))[0]
-        batch = [example(options.model, group, rng, self.puzzles, late) for _ in range(options.prompts)]
+
+        def fresh() -> list[Life]:
+            made = [example(options.model, group, rng, self.puzzles, late) for _ in range(options.prompts)]
+            return born(self.render, made, rng, config.vocab_size)
+
+        lives = self.lives.draw(group, options.prompts, fresh)
         scheme = rng.choices(("", "fp8", "nvfp4"), (0.5, 0.2, 0.3))[0] if late else ""
         model = trainable(config, self._quantised(scheme))
-        prompt, real, answer = self.render.batch(batch, rng)
-        P, L = prompt.shape[1], self.config.canvas_length
+        prompt, real = padded([life.committed for life in lives])
+        answer = torch.stack([life.answer for life in lives])
+        P = prompt.shape[1]
 
         # the encoder reads the prompt; one time in four the answer too, as a language model of answers alone: a puzzle's
         # clues are noise to one
@@ -180,23 +175,24 @@ class Trainer:
             causal = weighted(model.head(hidden[:, P - 1 : -1]), answer, torch.where(answer == PAD, PAD_WEIGHT, 1.0))
 
         clean = answer.repeat_interleave(VIEWS, 0)
-        B = len(clean)
-        t = torch.rand(B, 1, generator=draw)
-        t[torch.rand(B, 1, generator=draw) < 0.1] = 1.0
-        fresh = torch.randint(self.config.vocab_size, (B, L), generator=draw)
-        canvas = torch.where(torch.rand(B, L, generator=draw) < t, fresh, clean)
-        canvas, previous, conditioned = self._live(model, memory, canvas, fresh, P, late, draw)
-
-        soft = torch.zeros(B, L, self.config.hidden_size)
+        canvas, scaled, conditioned = self._canvases(model, memory, lives, P, draw)
+        soft = torch.zeros(*clean.shape, config.hidden_size)
         if len(conditioned):
-            soft[conditioned] = model.soften(previous)
+            soft[conditioned] = model.soften(scaled[conditioned])
         x = model.self_conditioning(model.embed(canvas), soft)
         logits = model.head(model.hidden(x, memory.canvases(VIEWS, P, detach=False), causal=False))
         balance = torch.stack([layer.router.balance for layer in model.layers]).sum()  # type: ignore[attr-defined]
         denoise = weighted(logits, clean, torch.where(clean == PAD, PAD_WEIGHT, 1.0))
-        right = (logits.argmax(-1) == clean)[clean != PAD].float().mean()
-        facts = {"group": group, "denoise": denoise.item(), "causal": causal.item(), "right": right.item()}
-        return denoise + causal + BALANCE_WEIGHT * balance, facts
+        hit = logits.argmax(-1) == clean
+        after = lived(lives, logits[::VIEWS].detach(), draw)
+        facts: dict[str, float | str] = {
+            "group": group,
+            "denoise": denoise.item(),
+            "causal": causal.item(),
+            "right": hit[clean != PAD].float().mean().item(),
+            "solved": sum(life.right > 0 for life in after) / len(after),
+        }
+        return denoise + causal + BALANCE_WEIGHT * balance, facts, (group, lives, after)
 
     def _quantised(self, scheme: str) -> Mapping[str, Tensor]:
         if not scheme:
@@ -207,38 +203,25 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def _live(
-        self,
-        model: DiffusionGemma,
-        memory: Batch,
-        canvas: Tensor,
-        fresh: Tensor,
-        P: int,
-        late: bool,
-        draw: torch.Generator,
+    def _canvases(
+        self, model: DiffusionGemma, memory: Batch, lives: list[Life], P: int, draw: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Let some rows live: -> canvases, the last step's scaled logits of those rows, their numbers."""
-        B = len(canvas)
-        steps = torch.randint(1, 5, (B,), generator=draw) if late else torch.ones(B, dtype=torch.long)
-        steps[torch.rand(B, generator=draw) < 0.5] = 0
-        moves = torch.ones(B, dtype=torch.bool) if late else torch.rand(B, generator=draw) < 0.5
-        if late:  # half of the rows that live start from nothing
-            blank = (steps > 0) & (torch.rand(B, generator=draw) < 0.5)
-            canvas = torch.where(blank[:, None], fresh, canvas)
-        conditioned = steps.nonzero()[:, 0]
-        scaled = torch.zeros(B, self.config.canvas_length, self.config.vocab_size)
-        for k in range(int(steps.max())):
-            rows = (steps > k).nonzero()[:, 0]
-            soft = model.soften(scaled[rows]) if k else None
-            x = model.self_conditioning(model.embed(canvas[rows]), soft)
-            seen = memory.canvases(VIEWS, P, detach=True, rows=rows)
-            logits = model.head(model.hidden(x, seen, causal=False))
-            temperature = T_MIN + (T_MAX - T_MIN) * float(torch.rand((), generator=draw))
-            after, z = sampler_step(logits, temperature, draw)
-            scaled[rows] = z
-            canvas = canvas.clone()
-            canvas[rows] = torch.where(moves[rows, None], after, canvas[rows])
-        return canvas, scaled[conditioned], conditioned
+        """Living and noised canvases in turn [B, L], scaled logits [B, L, V], numbers of the rows that have some."""
+        n, V = len(lives), self.config.vocab_size
+        answer = torch.stack([life.answer for life in lives])
+        t = torch.rand(n, 1, generator=draw)
+        t[torch.rand(n, 1, generator=draw) < 0.1] = 1.0
+        random_tokens = torch.randint(V, answer.shape, generator=draw)
+        noised = torch.where(torch.rand(answer.shape, generator=draw) < t, random_tokens, answer)
+        canvas = torch.stack([torch.stack([life.canvas for life in lives]), noised], 1).flatten(0, 1)
+        scaled = torch.stack([torch.stack([life.scaled for life in lives])] * 2, 1).flatten(0, 1)
+        first = 2 * (torch.rand(n, generator=draw) < 0.5).nonzero()[:, 0] + 1
+        if len(first):
+            x = model.self_conditioning(model.embed(canvas[first]), None)
+            logits = model.head(model.hidden(x, memory.canvases(VIEWS, P, detach=True, rows=first), causal=False))
+            scaled[first] = logits / (T_MIN + (T_MAX - T_MIN) * torch.rand(len(first), 1, 1, generator=draw))
+        old = torch.tensor([2 * i for i, life in enumerate(lives) if life.age], dtype=torch.long)
+        return canvas, scaled, torch.cat([old, first]).sort().values
 
     def rate(self) -> float:
         """Share of the full learning rate: 50 steps up, flat, then down over the last half."""
@@ -251,7 +234,7 @@ class Trainer:
         if self.options.model == "sudoku":
             for side, most in ((4, 400), (6, 400), (9, 100 + self.step)):
                 self.puzzles.grow(side, most)
-        loss, facts = self.loss()
+        loss, facts, lives = self.loss()
         self.muon.zero_grad()
         self.adam.zero_grad()
         loss.backward()
@@ -260,6 +243,7 @@ class Trainer:
             for params in optimiser.param_groups:
                 params["lr"] = full * self.rate()
             optimiser.step()
+        self.lives.put(*lives)
         self.step += 1
         self.minutes += (time.perf_counter() - start) / 60
         return facts
@@ -280,6 +264,7 @@ class Trainer:
             "muon": self.muon.state_dict(),
             "adam": self.adam.state_dict(),
             "bases": self.puzzles.bases,
+            "lives": self.lives.state_dict(),
         }
         partial = self.file.with_suffix(".partial")
         torch.save(state, partial)
@@ -289,7 +274,8 @@ class Trainer:
         """Go on from the folder's state, else begin from `start`, else from nothing."""
         if not self.file.is_file():
             if self.options.start is not None:
-                self._put(load(open_checkpoint(self.options.start), self.config, torch.float32))
+                weights = load(open_checkpoint(self.options.start), self.config, LoadOptions(torch.float32))
+                self._put(decoded(weights, torch.float32))
             return
         state = torch.load(self.file, weights_only=True)
         if state["model"] != self.options.model:
@@ -299,6 +285,7 @@ class Trainer:
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
         self.puzzles.bases = state["bases"]
+        self.lives.load_state_dict(state["lives"])
 
     @torch.no_grad()
     def _put(self, weights: Mapping[str, Tensor]) -> None:
@@ -318,12 +305,12 @@ def report(trainer: Trainer, recent: Mapping[str, list[dict[str, float | str]]])
     def mean(facts: list[dict[str, float | str]], key: str) -> float:
         return round(sum(float(f[key]) for f in facts) / len(facts), 4)
 
-    keys = ("denoise", "causal", "right")
+    keys = ("denoise", "causal", "right", "solved")
     groups = {group: {key: mean(facts, key) for key in keys} for group, facts in sorted(recent.items())}
     line = {"step": trainer.step, "minutes": round(trainer.minutes, 2), "rate": round(trainer.rate(), 4), **groups}
     with (trainer.options.folder / "log.jsonl").open("a") as log:
         log.write(json.dumps(line) + "\n")
-    shown = "  ".join(f"{group} {facts['right']:.1%}" for group, facts in groups.items())
+    shown = "  ".join(f"{group} {facts['right']:.1%} {facts['solved']:.0%}" for group, facts in groups.items())
     print(f"step {trainer.step}/{trainer.options.steps}  {trainer.minutes:.1f} min  {shown}", flush=True)
 
 

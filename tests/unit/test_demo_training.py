@@ -12,7 +12,8 @@ from torch import Tensor
 from dgemma_local import sampler
 from dgemma_local.demo import tasks, train
 from dgemma_local.demo.export import export
-from dgemma_local.demo.train import CONFIGS, ENTROPY_BOUND, GROUPS, Options, Puzzles, Trainer, sampler_step
+from dgemma_local.demo.lives import ENTROPY_BOUND, LIFE, MAX_STEPS, POOL, T_MAX, T_MIN, Life, Lives, lived, sampler_step
+from dgemma_local.demo.train import CONFIGS, GROUPS, Options, Puzzles, Trainer
 from dgemma_local.noise import PhiloxNoise
 
 STEPS = 4
@@ -35,12 +36,16 @@ def state(trainer: Trainer) -> dict[str, Tensor]:
     for name, optimiser in (("muon", trainer.muon), ("adam", trainer.adam)):
         for i, held in optimiser.state_dict()["state"].items():
             tensors |= {f"{name} {i} {k}": v for k, v in held.items()}
+    for group, lives in trainer.lives.held.items():
+        for i, life in enumerate(lives):
+            tensors |= {f"{group} {i} canvas": life.canvas, f"{group} {i} scaled": life.scaled}
+            tensors[f"{group} {i} ages"] = torch.tensor([life.age, life.right, *life.committed])
     return tensors
 
 
 @pytest.mark.parametrize("model", ["sudoku", "text"])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, model: tasks.Model) -> None:
-    """Bit for bit; the second half of the steps is on-policy, and sees quantised weights at times."""
+    """Bit for bit, the canvases that live between two steps included; the last steps see quantised weights at times."""
     whole = Trainer(options(tmp_path, model))
     before = {k: w.detach().clone() for k, w in whole.weights.items()}
     for _ in range(STEPS // 2):
@@ -79,6 +84,51 @@ def test_the_seed_and_the_step_choose_the_batch(tmp_path: Path) -> None:
     a, b = losses(1), losses(2)
     assert a == losses(1) and a[0] == a[1]
     assert a[0] != a[2] and a[0] != b[0]
+
+
+def life(answer: list[int], age: int = 0, right: int = 0) -> Life:
+    size = len(answer)
+    return Life([1, 2], torch.tensor(answer), torch.zeros(size, dtype=torch.long), torch.zeros(size, 128), age, right)
+
+
+def test_canvases_wait_their_turn_and_leave_when_solved_or_old() -> None:
+    born: list[int] = []
+
+    def fresh() -> list[Life]:
+        born.append(len(born))
+        return [life([born[-1], n]) for n in range(2)]
+
+    lives = Lives({})
+    drawn = [lives.draw("g", 2, fresh) for _ in range(2)]
+    assert len(born) == 2 and not lives.held  # drawing changes nothing
+    for _ in range(POOL):
+        two = lives.draw("g", 2, fresh)
+        lives.put("g", two, [replace(each, age=1) for each in two])
+    assert len(born) == 2 + POOL
+    oldest = lives.draw("g", 2, fresh)
+    assert len(born) == 2 + POOL and [each.answer[0] for each in oldest] == [2, 2]  # the pool is full: no new ones
+    waiting = lives.held["g"]
+    lives.put("g", oldest, [replace(oldest[0], right=2), replace(oldest[1], age=LIFE)])
+    assert [id(each) for each in lives.held["g"]] == [id(each) for each in waiting[2:]]
+    again = lives.draw("g", 2, fresh)  # not full any more
+    lives.put("g", again, [replace(again[0], right=1), replace(again[1], age=LIFE - 1)])
+    assert len(lives.held["g"]) == 2 * POOL
+    assert drawn[0][0].answer.tolist() == [0, 0]
+
+
+def test_a_life_is_one_step_of_the_sampler_older() -> None:
+    answer = [7] * 96
+    before = [life(answer, age=0), life(answer, age=47, right=1), life(answer, right=1)]
+    logits = torch.full((3, 96, 128), -20.0)
+    logits[:, :, 7] = 10.0
+    logits[2, 5, 9] = 20.0  # one wrong position
+    after = lived(before, logits, torch.Generator().manual_seed(1))
+    assert [(each.age, each.right) for each in after] == [(1, 1), (48, 2), (1, 0)]
+    assert torch.equal(after[0].scaled, logits[0] / T_MAX)
+    assert torch.equal(after[1].scaled, logits[1] / (T_MIN + (T_MAX - T_MIN) / MAX_STEPS))
+    assert all(torch.equal(each.canvas, torch.tensor(answer)) for each in after[:2])
+    assert after[2].canvas[5] == 9
+    assert before[0].age == 0  # a life is a value
 
 
 def test_a_state_is_written_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +215,15 @@ def test_a_report_is_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     trainer = Trainer(options(tmp_path, "text"))
     trainer.step = 3
     facts: dict[str, list[dict[str, float | str]]] = {
-        "text": [{"denoise": 1.0, "causal": 2.0, "right": 0.25}, {"denoise": 2.0, "causal": 2.0, "right": 0.75}]
+        "text": [
+            {"denoise": 1.0, "causal": 2.0, "right": 0.25, "solved": 0.0},
+            {"denoise": 2.0, "causal": 2.0, "right": 0.75, "solved": 0.5},
+        ]
     }
     train.report(trainer, facts)
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert json.loads(line)["text"] == {"denoise": 1.5, "causal": 2.0, "right": 0.5}
-    assert capsys.readouterr().out == "step 3/4  0.0 min  text 50.0%\n"
+    assert json.loads(line)["text"] == {"denoise": 1.5, "causal": 2.0, "right": 0.5, "solved": 0.25}
+    assert capsys.readouterr().out == "step 3/4  0.0 min  text 50.0% 25%\n"
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "nvfp4"])
