@@ -4,7 +4,7 @@ A model that only sees noised answers never meets its own mistakes; one that unr
 pays for passes it does not learn from. Here the training pass is the sampler's step: its logits, detached, give the next
 canvas and the next self-conditioning, and wait in a pool until the canvas is drawn again, as in deep supervision
 (Wang et al. 2025, "Hierarchical Reasoning Model", arXiv:2506.21734). A solved canvas leaves; a hard one stays for up to
-`LIFE` steps, so that the model sees most of what it cannot do yet.
+`LIFE` steps. Half of a batch is new, or the easy ones, which leave at once, would be forgotten.
 """
 
 import random
@@ -20,7 +20,7 @@ from dgemma_local.demo.tasks import Example
 
 ENTROPY_BOUND, T_MIN, T_MAX, MAX_STEPS = 0.1, 0.4, 0.8, 48  # the sampler's, as in generation_config.json
 LIFE = 16  # denoising steps at most; a run of the trained model takes 3 to 40
-POOL = 4  # batches that wait in a group's pool
+POOL = 4  # batches that wait in a group's pool at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,19 @@ class Lives:
     held: dict[str, list[Life]]
 
     def draw(self, group: str, count: int, fresh: Callable[[], list[Life]]) -> list[Life]:
-        """The `count` canvases that waited longest, or new ones while the pool is filling. Changes nothing."""
-        waiting = self.held.get(group, [])
-        return waiting[:count] if len(waiting) >= POOL * count else fresh()
+        """New canvases, every second one replaced by one that waited longest. Changes nothing."""
+        lives = fresh()[:count]
+        for i, life in enumerate(self.held.get(group, [])[: count // 2]):
+            lives[2 * i + 1] = life
+        return lives
 
     def put(self, group: str, before: list[Life], after: list[Life]) -> None:
         """`before`, as drawn, have become `after`: those with something left to learn wait again."""
         waiting = self.held.get(group, [])
         drawn = {id(life) for life in before}
         kept = [life for life in after if life.age < LIFE and life.right < 2]
-        self.held[group] = [life for life in waiting if id(life) not in drawn] + kept
+        rest = [life for life in waiting if id(life) not in drawn]
+        self.held[group] = (rest + kept)[: POOL * len(before)]
 
     def state_dict(self) -> dict[str, list[dict[str, object]]]:
         return {group: [asdict(life) for life in lives] for group, lives in self.held.items()}

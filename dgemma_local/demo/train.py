@@ -64,7 +64,7 @@ def _config(hidden_size: int) -> ModelConfig:
 CONFIGS: dict[tasks.Model, ModelConfig] = {"sudoku": _config(96), "text": _config(128)}
 # share of the steps that each group of tasks has; a step is of one group, for prompts of like length
 GROUPS: dict[tasks.Model, dict[str, float]] = {
-    "sudoku": {"9×9": 0.58, "small": 0.33, "thinking": 0.06, "refusal": 0.03},
+    "sudoku": {"9×9": 0.57, "6×6": 0.22, "4×4": 0.11, "thinking": 0.06, "refusal": 0.04},
     "text": {"text": 0.9, "times table": 0.1},
 }
 CAUSAL_SHARE = 0.25  # of the steps; the causal loss has weight 1 there
@@ -107,8 +107,8 @@ class Puzzles:
 
 def example(model: tasks.Model, group: str, rng: random.Random, puzzles: Puzzles, late: bool) -> tasks.Example:
     """One example of a group of tasks. Late in training the puzzles are harder."""
-    if group in ("9×9", "small"):
-        side = 9 if group == "9×9" else rng.choice((4, 6, 6, 6))
+    if group in ("9×9", "6×6", "4×4"):
+        side = int(group[0])
         return puzzles.example(rng, side, HARD_CLUES[side] if late else tasks.CLUES[side][1])
     if group == "thinking":
         side = rng.choice((4, 6, 9, 9))

@@ -96,24 +96,26 @@ def test_canvases_wait_their_turn_and_leave_when_solved_or_old() -> None:
 
     def fresh() -> list[Life]:
         born.append(len(born))
-        return [life([born[-1], n]) for n in range(2)]
+        return [life([born[-1], n]) for n in range(4)]
 
     lives = Lives({})
-    drawn = [lives.draw("g", 2, fresh) for _ in range(2)]
-    assert len(born) == 2 and not lives.held  # drawing changes nothing
-    for _ in range(POOL):
-        two = lives.draw("g", 2, fresh)
-        lives.put("g", two, [replace(each, age=1) for each in two])
-    assert len(born) == 2 + POOL
-    oldest = lives.draw("g", 2, fresh)
-    assert len(born) == 2 + POOL and [each.answer[0] for each in oldest] == [2, 2]  # the pool is full: no new ones
-    waiting = lives.held["g"]
-    lives.put("g", oldest, [replace(oldest[0], right=2), replace(oldest[1], age=LIFE)])
-    assert [id(each) for each in lives.held["g"]] == [id(each) for each in waiting[2:]]
-    again = lives.draw("g", 2, fresh)  # not full any more
-    lives.put("g", again, [replace(again[0], right=1), replace(again[1], age=LIFE - 1)])
-    assert len(lives.held["g"]) == 2 * POOL
-    assert drawn[0][0].answer.tolist() == [0, 0]
+    first = lives.draw("g", 4, fresh)
+    lives.put("g", first, [replace(each, age=1) for each in first])
+    second = lives.draw("g", 4, fresh)  # every second one has waited
+    assert [each.answer.tolist() for each in second] == [[1, 0], [0, 0], [1, 2], [0, 1]]
+    assert lives.held["g"][0] is second[1]  # drawing changes nothing
+    solved, old, right, older = (
+        replace(second[0], right=2),
+        replace(second[1], age=LIFE),
+        replace(second[2], right=1),
+        replace(second[3], age=LIFE - 1),
+    )
+    lives.put("g", second, [solved, old, right, older])
+    assert [each.answer.tolist() for each in lives.held["g"]] == [[0, 2], [0, 3], [1, 2], [0, 1]]
+    for _ in range(3 * POOL):
+        four = lives.draw("g", 4, fresh)
+        lives.put("g", four, [replace(each, age=1) for each in four])
+    assert len(lives.held["g"]) == 4 * POOL
 
 
 def test_a_life_is_one_step_of_the_sampler_older() -> None:
@@ -173,10 +175,8 @@ def test_every_group_of_tasks_makes_examples(model: tasks.Model) -> None:
     assert sum(GROUPS[model].values()) == pytest.approx(1)
     for group in GROUPS[model]:
         made = {train.example(model, group, train.random.Random(n), puzzles, late=n % 2 == 0).task for n in range(40)}
-        if group == "9×9":
-            assert made == {"sudoku9"}
-        elif group == "small":
-            assert made == {"sudoku4", "sudoku6"}
+        if group in ("9×9", "6×6", "4×4"):
+            assert made == {f"sudoku{group[0]}"}
         elif group == "thinking":
             assert made == {"sudoku4-thinking", "sudoku6-thinking", "sudoku9-thinking"}
         elif group == "refusal":
