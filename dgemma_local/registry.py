@@ -2,13 +2,16 @@
 
 Two files of one form: `models.toml` of this package, and the user's own. The user's wins, key by key, so that one line,
 `folder = …`, tells where a known model was downloaded to.
+
+    -m NAME     its `folder`, else its complete copy in the Hugging Face cache, else: run `dgemma pull NAME`
+    -m FOLDER   the folder
 """
 
 import codecs
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,20 @@ from typing import Any
 from dgemma_local.errors import ConfigError, UnknownModel
 
 _PACKAGE = Path(__file__).resolve().parent
-_READ = ("bf16", None)  # formats that can be loaded so far; None: the folder's own files will tell
+# What the loader reads. A repository has more: cards, other formats, vision and audio processors.
+FILES = (
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
 _TEXT = ("repository", "revision", "folder", "format", "licence", "note")
 _NUMBERS: dict[str, tuple[type, ...]] = {"bytes": (int,), "needs": (int, float)}
+_LISTS = ("files",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +42,7 @@ class Entry:
     name: str
     repository: str | None = None  # on huggingface.co
     revision: str | None = None  # a commit there; None: not pinned
+    files: tuple[str, ...] = FILES  # patterns of what is fetched from there
     folder: Path | None = None
     format: str | None = None  # "bf16", "fp8", "nvfp4"
     bytes: int | None = None  # of the weight files
@@ -71,11 +86,21 @@ def is_demo(folder: Path) -> bool:
     return folder.resolve().is_relative_to(_PACKAGE / "demo")
 
 
-def resolve(name_or_folder: str) -> tuple[str, Path]:
+def find(name: str) -> Entry:
+    """The entry of that name, or of that repository. Raises UnknownModel, and ConfigError as `table` does."""
+    entries = table()
+    for entry in entries.values():
+        if name in (entry.name, entry.repository):
+            return entry
+    raise UnknownModel(f"no model is called {name!r}", f"pick one of: {', '.join(entries)}")
+
+
+def resolve(name_or_folder: str, cached: Callable[[Entry], Path | None] = lambda entry: None) -> tuple[str, Path]:
     """A name of the table, or a folder -> the name to show, the folder to open.
 
-    A name wins over a folder called the same; `./name` is the folder. Raises UnknownModel: neither, a model that is not
-    on this machine, a file where its folder is wanted. Raises ConfigError as `table` does.
+    A name wins over a folder called the same; `./name` is the folder. `cached` looks for a complete copy among what was
+    fetched. Raises UnknownModel: neither, a model that is not on this machine, a file where its folder is wanted. Raises
+    ConfigError as `table` does.
     """
     entries = table()
     entry = entries.get(name_or_folder)
@@ -91,18 +116,9 @@ def resolve(name_or_folder: str) -> tuple[str, Path]:
         return path.resolve().name, path
     for known in entries.values():
         if name_or_folder in (known.name, known.repository):
-            if known.format not in _READ:
-                able = ", ".join(name for name, other in entries.items() if other.format in _READ)
-                raise UnknownModel(
-                    f"{known.name!r} is stored in {known.format}, which dgemma does not read yet",
-                    f"pick one of: {able}",
-                )
-            at = f" --revision {shlex.quote(known.revision)}" if known.revision else ""
-            repository = shlex.quote(known.repository or "")
-            raise UnknownModel(
-                f"{known.name!r} is not on this machine, and dgemma does not fetch models yet",
-                f"run `hf download {repository}{at} --local-dir FOLDER` and give FOLDER",
-            )
+            if folder := known.folder or cached(known):
+                return known.name, folder
+            raise UnknownModel(f"{known.name!r} is not on this machine", f"run `dgemma pull {shlex.quote(known.name)}`")
     if path.suffix in (".safetensors", ".gguf", ".bin", ".json"):
         raise UnknownModel(f"{name_or_folder!r} is not a folder", "give the folder that holds the whole checkpoint")
     raise UnknownModel(
@@ -140,17 +156,24 @@ def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, value in values.items():
         if key in _TEXT:
-            good = isinstance(value, str) and value.strip() != "" and value.isprintable()
+            good = _is_line(value)
         elif key in _NUMBERS:
             good = type(value) in _NUMBERS[key] and 0 <= value < 1 << 63  # what TOML promises
+        elif key in _LISTS:
+            good = isinstance(value, list) and value != [] and all(map(_is_line, value))
         else:
-            known = ", ".join((*_TEXT, *_NUMBERS))
+            known = ", ".join((*_TEXT, *_NUMBERS, *_LISTS))
             raise ConfigError(f"{path}: [{name}] has an unknown key {key!r}", f"known are: {known}")
         if not good:
             wanted = "one line of text" if key in _TEXT else "a number from 0 to 2**63"
+            wanted = "a list of file names or patterns" if key in _LISTS else wanted
             raise ConfigError(f"{path}: [{name}] {key} = {_shown(value)} is not {wanted}", "correct that line")
-        checked[key] = base / _expand(value) if key == "folder" else value
+        checked[key] = base / _expand(value) if key == "folder" else tuple(value) if key in _LISTS else value
     return checked
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != "" and value.isprintable()
 
 
 def _shown(value: object) -> str:

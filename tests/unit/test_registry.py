@@ -9,11 +9,20 @@ import pytest
 
 from dgemma_local import registry
 from dgemma_local.errors import ConfigError, UnknownModel
-from dgemma_local.registry import resolve, table, user_file
+from dgemma_local.registry import FILES, Entry, find, resolve, table, user_file
 from dgemma_local.ui.models import show_models
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["demo", "demo-text", "26b-a4b-bf16", "26b-a4b-fp8", "26b-a4b-nvfp4", "26b-a4b-nvfp4-nvidia"]
+NAMES = [
+    "demo",
+    "demo-text",
+    "demo-fp8",
+    "demo-nvfp4",
+    "26b-a4b-bf16",
+    "26b-a4b-fp8",
+    "26b-a4b-nvfp4",
+    "26b-a4b-nvfp4-nvidia",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +67,16 @@ def test_the_packaged_table_is_whole() -> None:
     for name, entry in entries.items():
         assert entry.name == name and entry.format in ("bf16", "fp8", "nvfp4")
         assert entry.licence == "Apache-2.0" and entry.note and entry.needs is not None
-    for name in NAMES[2:]:
+    for name in NAMES[4:]:
         entry = entries[name]
         assert entry.repository and entry.bytes and entry.needs and entry.folder is None
         # without the vision tower, 1.07 GiB, plus 1.85 of working set and cache
         assert entry.needs == pytest.approx(entry.bytes / 2**30 - 1.07 + 1.85, abs=0.1)
+        assert "yet" not in entry.note
+    for name in NAMES[:4]:
+        assert entries[name].needs == 0 and entries[name].repository is None
+    assert (entries["demo-fp8"].format, entries["demo-nvfp4"].format) == ("fp8", "nvfp4")
+    assert {entry.files for entry in entries.values()} == {FILES}
     assert entries["demo"].folder == Path(registry.__file__).parent / "demo" / "models" / "sudoku"
 
 
@@ -132,6 +146,10 @@ def test_xdg_config_home(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyP
         ("[a]\nfolder = 3\n", "[a] folder = 3 is not one line of text"),
         ("[a]\nfolder = ' '\n", "is not one line of text"),
         ("[a]\nfolder = 'x'\nnote = 'a\\nb'\n".replace("'a\\nb'", '"a\\nb"'), "is not one line of text"),
+        ("[a]\nfolder = 'x'\nfiles = 'x'\n", "[a] files = 'x' is not a list of file names"),
+        ("[a]\nfolder = 'x'\nfiles = []\n", "is not a list of file names"),
+        ("[a]\nfolder = 'x'\nfiles = ['x', 3]\n", "is not a list of file names"),
+        ("[a]\nfolder = 'x'\nfiles = ['']\n", "is not a list of file names"),
         ("[a]\nfolder = 'x'\nbytes = 1.5\n", "[a] bytes = 1.5 is not a number from 0"),
         ("[a]\nfolder = 'x'\nbytes = true\n", "is not a number from 0"),
         ("[a]\nfolder = 'x'\nneeds = -1\n", "is not a number from 0"),
@@ -208,28 +226,60 @@ def test_a_downloaded_folder_called_like_its_repository() -> None:
     assert resolve(name) == ("diffusiongemma-26B-A4B-it", Path(name))
 
 
-@pytest.mark.parametrize("name", ["26b-a4b-bf16", "google/diffusiongemma-26B-A4B-it"])
-def test_a_model_that_is_not_here_says_how_to_get_it(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("26b-a4b-bf16", "26b-a4b-bf16"),
+        ("google/diffusiongemma-26B-A4B-it", "26b-a4b-bf16"),
+        ("26b-a4b-fp8", "26b-a4b-fp8"),
+        ("nvidia/diffusiongemma-26B-A4B-it-NVFP4", "26b-a4b-nvfp4-nvidia"),
+    ],
+)
+def test_a_model_that_is_not_here_says_how_to_get_it(name: str, known: str) -> None:
     error = unknown(name)
-    assert "does not fetch models yet" in error.what
-    revision = "f7f5b7f5fa82ffc52addd066915886d497f5517b"
-    assert f"hf download google/diffusiongemma-26B-A4B-it --revision {revision} --local-dir FOLDER" in error.fix
+    assert (error.what, error.fix) == (f"{known!r} is not on this machine", f"run `dgemma pull {known}`")
 
 
-@pytest.mark.parametrize("name", ["26b-a4b-fp8", "26b-a4b-nvfp4", "nvidia/diffusiongemma-26B-A4B-it-NVFP4"])
-def test_nobody_is_sent_to_download_what_cannot_be_read(name: str) -> None:
-    error = unknown(name)
-    assert "does not read yet" in error.what and error.fix == "pick one of: demo, demo-text, 26b-a4b-bf16"
+def test_a_copy_in_the_cache(home: Path) -> None:
+    asked = []
+
+    def cached(entry: Entry) -> Path | None:
+        asked.append(entry.name)
+        return home if entry.name == "26b-a4b-fp8" else None
+
+    assert resolve("26b-a4b-fp8", cached) == ("26b-a4b-fp8", home)
+    assert resolve("RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic", cached) == ("26b-a4b-fp8", home)
+    with pytest.raises(UnknownModel):
+        resolve("26b-a4b-nvfp4", cached)
+    assert asked == ["26b-a4b-fp8", "26b-a4b-fp8", "26b-a4b-nvfp4"]
+    own('[26b-a4b-fp8]\nfolder = "/no/such"\n')  # a folder of one's own is not replaced in silence
+    with pytest.raises(UnknownModel, match="is not there"):
+        resolve("26b-a4b-fp8", cached)
 
 
-def test_an_unpinned_repository_of_the_users() -> None:
-    own('[mine]\nrepository = "me/tuned"\n')
-    assert "`hf download me/tuned --local-dir FOLDER`" in unknown("mine").fix
+def test_a_repository_with_a_folder_of_ones_own(home: Path) -> None:
+    own('[26b-a4b-fp8]\nfolder = "~"\n')
+    assert resolve("RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic") == ("26b-a4b-fp8", home)
+
+
+def test_a_repository_of_the_users(home: Path) -> None:
+    own('[mine]\nrepository = "me/tuned"\nrevision = "v2"\nfiles = ["model.safetensors", "*.json"]\n')
+    entry = table()["mine"]
+    assert (entry.repository, entry.revision) == ("me/tuned", "v2")
+    assert entry.files == ("model.safetensors", "*.json")
+    assert unknown("mine").fix == "run `dgemma pull mine`"
 
 
 def test_a_command_to_paste_does_only_what_it_says() -> None:
-    own('[mine]\nrepository = "me/tuned; rm -r x"\nrevision = "$(x)"\n')
-    assert "`hf download 'me/tuned; rm -r x' --revision '$(x)' --local-dir FOLDER`" in unknown("mine").fix
+    own('["mine; rm -r x"]\nrepository = "me/tuned"\n')
+    assert unknown("mine; rm -r x").fix == "run `dgemma pull 'mine; rm -r x'`"
+
+
+def test_find() -> None:
+    assert find("26b-a4b-fp8") == find("RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic") == table()["26b-a4b-fp8"]
+    with pytest.raises(UnknownModel, match=r"no model is called '\./demo'") as caught:
+        find("./demo")
+    assert caught.value.fix == f"pick one of: {', '.join(NAMES)}"
 
 
 def test_a_folder_of_the_table_that_is_gone() -> None:
