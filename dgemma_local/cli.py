@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dgemma_local import __version__
+from dgemma_local.cli_models import AUTO, Prefer, WithPrefer, app_models, pull
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, DgemmaError, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ class Dtype(StrEnum):
 
     float32 = "float32"
     bfloat16 = "bfloat16"
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 class Commands(TyperGroup):
@@ -62,7 +70,7 @@ app = typer.Typer(
     name="dgemma",
     cls=Commands,
     help="DiffusionGemma on one consumer GPU, every denoising step in view.",
-    epilog="Exit codes: 1 output not written, 2 flags, 3 prompt, 4-7 model files, 8 NaN, 9 no answer, 130 Ctrl-C, 141 closed pipe, 143 terminated.",
+    epilog="Exit codes: 1 output not written, 2 flags, 3 prompt, 4-7 model files, 8 NaN, 9 no answer, 10 download, 11 memory, 130 Ctrl-C, 141 closed pipe, 143 terminated.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -90,13 +98,8 @@ def version() -> None:
     typer.echo(f"dgemma {__version__}")
 
 
-@app.command()
-def models() -> None:
-    """List the models in the table, and which of them are on this machine."""
-    from dgemma_local.registry import table
-    from dgemma_local.ui.models import show_models
-
-    show_models(table().values(), sys.stdout)
+app.add_typer(app_models, name="models")
+app.command()(pull)
 
 
 @app.command()
@@ -110,9 +113,9 @@ def run(
             "-m",
             "--model",
             metavar="NAME",
-            help="A name from `dgemma models`, or a folder. The demo is the default until dgemma can fetch the published checkpoints.",
+            help="A name from `dgemma models`, or a folder. auto: the checkpoint for this card where it is fetched, else the demo.",
         ),
-    ] = "demo",
+    ] = AUTO,
     seed: Annotated[
         int | None,
         typer.Option("--seed", metavar="N", help="The same seed, the same answer. Default: random, and shown."),
@@ -127,6 +130,24 @@ def run(
         ),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Compute in this. Default: as stored.")] = None,
+    device: Annotated[
+        Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=1, metavar="N", help="Tokens of prompt and answer to plan for. Default: 8192."),
+    ] = None,
+    vram: Annotated[
+        float | None,
+        typer.Option("--vram", min=0, metavar="GB", help="Stay within so much. Default: what is free."),
+    ] = None,
+    prefer: WithPrefer = None,
+    fp8_attention: Annotated[
+        bool, typer.Option("--fp8-attention", help="Hold 16-bit attention weights in FP8: 1.1 GB less.")
+    ] = False,
+    fp8_embedding: Annotated[
+        bool, typer.Option("--fp8-embedding", help="Hold the embedding, which is the head, in FP8: 0.7 GB less.")
+    ] = False,
     think: Annotated[bool, typer.Option("--think", help="Let the model think first.")] = False,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this; may be repeated.")
@@ -136,6 +157,9 @@ def run(
         bool, typer.Option("--stats", help="Counts and timings on stderr; with --json in every event.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer, errors and the demo's label.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="What was loaded, on stderr: tensors, bytes, the plan, a checksum.")
+    ] = False,
     visualize: Annotated[
         bool, typer.Option("--visualize", help="Show the canvas while it settles, on stderr.")
     ] = False,
@@ -153,6 +177,10 @@ def run(
     Thoughts (dimmed), tool calls, the seed and notices go to stderr; --quiet drops them.
     """
     _check_flags(seed, stop or [], as_json=as_json, visualize=visualize, stats=stats, quiet=quiet, slow=slow)
+    if quiet and verbose:
+        raise UsageError("--quiet keeps stderr empty, and --verbose writes there", "drop one of them")
+    if prefer is not None and model != AUTO:
+        raise UsageError("--prefer has nothing to choose from", "drop it, or -m")
     from dgemma_local.ui.prompt import check, read, utf8
 
     text = read(file, prompt)
@@ -163,11 +191,23 @@ def run(
 
     # torch comes in from here on, after the cheap checks
     from dgemma_local.channels import AnswerDecoder, opens_channel
-    from dgemma_local.session import open_session, timed
+    from dgemma_local.session import Wishes, open_session, timed
     from dgemma_local.tokens import Message
-    from dgemma_local.ui import Record, Start, Wanted, show
+    from dgemma_local.ui import Record, Start, Wanted, loading, show
 
-    session = open_session(model, dtype.value if dtype else None)
+    wishes = Wishes(
+        dtype=dtype.value if dtype else None,
+        device=device.value if device else None,
+        context=context,
+        vram=vram,
+        fp8_attention=fp8_attention,
+        fp8_embedding=fp8_embedding,
+        checksum=verbose,
+    )
+    with loading.progress(quiet=quiet) as progress:
+        session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress)
+    if verbose:
+        loading.show_proof(session.planned, session.proof)
     seed = secrets.randbits(64) if seed is None else seed
     messages = [Message(role="system", content=system)] if system is not None else []
     messages.append(Message(role="user", content=text))
@@ -190,6 +230,18 @@ def run(
     if record.interrupted:
         raise typer.Exit(INTERRUPTED)
     record.require_answer()
+
+
+def _picked(model: str, prefer: Prefer | None, *, quiet: bool) -> str:
+    """The model to open: what was asked, or what `auto` finds for this card."""
+    from dgemma_local.auto import to_run
+
+    if model != AUTO:
+        return model
+    name, why = to_run(quality=prefer is not None)
+    if not quiet and why:
+        _say(why)
+    return name
 
 
 def _vocabulary(session: "Session") -> "Vocabulary":

@@ -111,7 +111,7 @@ def show(
         int | None, typer.Option("--context", min=1, metavar="N", help="Tokens of prompt and answer. Default: 8192.")
     ] = None,
     vram: Annotated[
-        float | None, typer.Option("--vram", min=0.001, metavar="GB", help="Hold it to so much. Default: what is free.")
+        float | None, typer.Option("--vram", min=0, metavar="GB", help="Hold it to so much. Default: what is free.")
     ] = None,
     fp8_attention: Annotated[bool, typer.Option("--fp8-attention", help="With attention held in FP8.")] = False,
     fp8_embedding: Annotated[bool, typer.Option("--fp8-embedding", help="With the embedding held in FP8.")] = False,

@@ -4,16 +4,21 @@
 
 The engine asks a Protocol, not a class. A canvas is encoded only when another one follows, so after an answer the
 cache holds the prompt and all canvases but the last, as the reference leaves it.
+
+Memory: right after a step its logits, 268 MB of the real model, become the signal that the next step is conditioned on,
+and are dropped: no two steps' logits are ever alive together. A cache is dropped before the next one is made.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from dgemma_local import sampler
+from dgemma_local.cache import Room
 from dgemma_local.config import GenerationConfig
 from dgemma_local.errors import NumericalError, PromptError
 from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, StepDone
@@ -28,6 +33,10 @@ class Croppable(Protocol):
     def can_crop(self, length: int) -> bool: ...
 
     def crop(self, length: int) -> None: ...
+
+    def reserve(self, room: Room) -> None:
+        """Allocate all that `room` says; asked of an empty cache, and only where memory is planned."""
+        ...
 
 
 CacheT = TypeVar("CacheT", bound=Croppable)
@@ -46,11 +55,15 @@ class BlockDiffusion(Protocol[CacheT]):
         """ids [T] int64 join the cache."""
         ...
 
-    def denoise(self, canvas: Tensor, cache: CacheT, previous: Tensor | None) -> Tensor:
-        """canvas [L] int64, last step's scaled logits [L, V] or None -> softcapped logits [L, V] fp32."""
+    def denoise(self, canvas: Tensor, cache: CacheT, signal: Tensor | None) -> Tensor:
+        """canvas [L] int64, last step's signal or None -> softcapped logits [L, V] fp32, the caller's to keep or change."""
         ...
 
-    def first_bad_layer(self, canvas: Tensor, cache: CacheT, previous: Tensor | None) -> str:
+    def signal(self, logits: Tensor) -> Tensor:
+        """What the next step is conditioned on, made of a step's temperature-scaled logits [L, V]."""
+        ...
+
+    def first_bad_layer(self, canvas: Tensor, cache: CacheT, signal: Tensor | None) -> str:
         """Where such a step first went NaN or infinite."""
         ...
 
@@ -63,10 +76,19 @@ def never(_: Sequence[int]) -> int | None:
 class Conversation(Generic[CacheT]):
     """One model and the tokens its cache holds; turn after turn reuses their common prefix."""
 
-    def __init__(self, model: BlockDiffusion[CacheT]) -> None:
-        self.model = model
-        self.cache = model.new_cache()
+    def __init__(self, model: BlockDiffusion[CacheT], room: Room | None = None) -> None:
+        """`room`: the context that memory is planned for; without one the cache grows up to the model's context."""
+        self.model, self.room = model, room
+        self.context = model.max_positions if room is None else min(room.context, model.max_positions)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """An empty cache; the old one goes first, there may be room for one alone."""
         self.held: list[int] = []  # tokens in the cache, in order
+        vars(self).pop("cache", None)
+        self.cache = self.model.new_cache()
+        if self.room is not None:
+            self.cache.reserve(self.room)
 
     def answer(
         self,
@@ -83,7 +105,7 @@ class Conversation(Generic[CacheT]):
         `stop` gets the answer so far and says how many of its tokens come before a stop string. `interrupted` is asked
         between steps. Raises PromptError when prompt and one canvas exceed the context, NumericalError on NaN.
         """
-        L, room = self.model.canvas_length, self.model.max_positions
+        L, room = self.model.canvas_length, self.context
         if len(prompt) + L > room:
             raise PromptError(
                 f"the prompt has {len(prompt):,} tokens, and with a canvas of {L} the context of {room:,} is exceeded",
@@ -92,6 +114,7 @@ class Conversation(Generic[CacheT]):
         answer: list[int] = []
         number = steps = 0
         reason: FinishReason = "interrupted"
+        struck = False
         try:
             reused = self._reuse(prompt)
             self._encode(prompt[reused:])
@@ -125,9 +148,9 @@ class Conversation(Generic[CacheT]):
                     break
                 self._encode(block)
         except KeyboardInterrupt:
-            # it can strike between a layer's keys and its values: what the cache holds is not known
-            self.cache, self.held = self.model.new_cache(), []
-            reason = "interrupted"
+            reason, struck = "interrupted", True
+        if struck:  # maybe between a layer's keys and its values. Only here: its traceback had held the old cache
+            self._start_over()
         yield Finished(reason=reason, tokens=tuple(answer), canvases=number, steps=steps)
 
     def _reuse(self, prompt: Sequence[int]) -> int:
@@ -141,9 +164,9 @@ class Conversation(Generic[CacheT]):
             shared = 0
         if shared:
             self.cache.crop(shared)
-        else:
-            self.cache = self.model.new_cache()
-        self.held = self.held[:shared]
+            self.held = self.held[:shared]
+        elif self.cache.length:
+            self._start_over()
         return shared
 
     def _encode(self, ids: Sequence[int]) -> None:
@@ -152,12 +175,12 @@ class Conversation(Generic[CacheT]):
             self.held.extend(ids)
 
     def _step(self, before: sampler.Canvas, config: GenerationConfig, noise: Noise) -> tuple[sampler.Canvas, StepDone]:
-        logits = self.model.denoise(before.next, self.cache, before.logits)
-        after = sampler.advance(before, logits, config, noise)
+        after = sampler.advance(before, self.model.denoise(before.next, self.cache, before.signal), config, noise)
         assert after.draft is not None and after.accepted is not None and after.entropy is not None
+        assert after.logits is not None
         entropy: list[float] = after.entropy.tolist()
         if not math.isfinite(math.fsum(entropy)):
-            where = self.model.first_bad_layer(before.next, self.cache, before.logits)
+            where = self.model.first_bad_layer(before.next, self.cache, before.signal)
             raise NumericalError(
                 f"canvas {before.number}, step {before.step}: not a number, first in {where}",
                 "check the checkpoint's files (`--dtype float32` tells a rounding overflow from damaged weights)",
@@ -174,7 +197,7 @@ class Conversation(Generic[CacheT]):
             entropy=tuple(entropy),
             done=after.done,
         )
-        return after, event
+        return replace(after, logits=None, signal=None if after.done else self.model.signal(after.logits)), event
 
 
 def _cut(

@@ -156,11 +156,11 @@ class Wanted:
 
 def wanted(config: ModelConfig, schemes: Mapping[str, Scheme | None], fused: frozenset[str]) -> dict[str, Wanted]:
     """Every tensor by its published name. `schemes`: by parameter; `fused`: experts stored as one tensor a layer."""
-    found: dict[str, Wanted] = {}
-    for module in modules(config, fused):
-        for name, want in _tensors(module, schemes.get(module.parameter)):
-            found[name] = want
-    return found
+    return {
+        name: want
+        for module in modules(config, fused)
+        for name, want in _tensors(module, schemes.get(module.parameter))
+    }
 
 
 def modules(config: ModelConfig, fused: frozenset[str]) -> Iterator[_Module]:

@@ -55,13 +55,29 @@ def load(
     checksum: bool = False,
     proof: Proof | None = None,
 ) -> dict[str, Weight]:
-    """Every parameter of `model.parameter_shapes` on `device`, as `model.DiffusionGemma` takes them.
+    """Plans and fills: every parameter of `model.parameter_shapes` on `device`, as `model.DiffusionGemma` takes them.
 
-    `progress` hears bytes read and bytes in all; `proof` is filled in. Raises CheckpointError: what `plan` finds, a
-    copy of a tied weight that differs, a file that cannot be read, numbers that cannot be right.
+    Raises CheckpointError: what `plan` finds, and as `fill` does.
+    """
+    layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
+    return fill(checkpoint, layout, device, progress=progress, checksum=checksum, proof=proof)
+
+
+def fill(
+    checkpoint: Checkpoint,
+    layout: Plan,
+    device: torch.device | str = "cpu",
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    checksum: bool = False,
+    proof: Proof | None = None,
+) -> dict[str, Weight]:
+    """Reads what `layout` places. `progress` hears bytes read and bytes in all; `proof` is filled in.
+
+    Raises CheckpointError: a copy of a tied weight that differs, a file that cannot be read, numbers that cannot be
+    right.
     """
     start = time.perf_counter()
-    layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
     weights = {parameter: held.empty(device) for parameter, held in layout.held.items()}
     total, done = sum(checkpoint.tensors[place.tensor].nbytes for place in layout.placements), 0
 

@@ -261,7 +261,7 @@ class DiffusionGemma:
         ]
         self._rotary: dict[LayerConfig, Rotary] = {}
 
-    # ── the engine's three verbs ──────────────────────────────────────────────────────────────────────────────────
+    # ── the engine's verbs ──────────────────────────────────────────────────────────────────────────────────────
 
     def new_cache(self) -> Cache:
         """An empty cache for one conversation."""
@@ -275,18 +275,23 @@ class DiffusionGemma:
             cache.advance(len(rows))
 
     @torch.inference_mode()
-    def denoise(self, canvas: Tensor, cache: Cache, previous: Tensor | None) -> Tensor:
-        """canvas [L] int64, previous step's temperature-scaled logits [L, V] or None -> softcapped logits [L, V] fp32.
+    def signal(self, logits: Tensor) -> Tensor:
+        """A step's temperature-scaled logits [L, V] -> what the next step is conditioned on, their soft embedding [L, D]."""
+        return self.soften(logits)
+
+    @torch.inference_mode()
+    def denoise(self, canvas: Tensor, cache: Cache, signal: Tensor | None) -> Tensor:
+        """canvas [L] int64, the previous step's signal [L, D] or None -> softcapped logits [L, V] fp32.
 
         The cache's committed entries are not touched.
         """
-        x = self.self_conditioning(self.embed(canvas), None if previous is None else self.soften(previous))
+        x = self.self_conditioning(self.embed(canvas), signal)
         return self.head(self.hidden(x, cache, causal=False))
 
     @torch.inference_mode()
-    def first_bad_layer(self, canvas: Tensor, cache: Cache, previous: Tensor | None) -> str:
+    def first_bad_layer(self, canvas: Tensor, cache: Cache, signal: Tensor | None) -> str:
         """Which part of this denoising step is the first to hold NaN or infinity: a name for an error message."""
-        x = self.self_conditioning(self.embed(canvas), None if previous is None else self.soften(previous))
+        x = self.self_conditioning(self.embed(canvas), signal)
         if not x.isfinite().all():
             return "the embedding or self-conditioning"
         for i, (layer, geometry) in enumerate(zip(self.layers, self.config.layers, strict=True)):

@@ -17,6 +17,9 @@ needed. The turn of a conversation is no input.
     sample          argmax of exp(z - max z) / E, lowest id on ties: the exponential race, the same as Gumbel-max
 
 E is never 0 and never infinite. Words and uniform tokens are bit-equal everywhere, E within 4 ulp.
+
+A row of the real vocabulary is 1 MiB of logits and 2 MiB of words, so whoever goes through a canvas of them does so in
+blocks of rows (`row_blocks`): of tensors as wide as the vocabulary a step holds one whole, its logits, and blocks.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +37,12 @@ LANES = 128  # vocabulary ids that 32 counters serve: four words each
 FARTHEST = 25.7
 AHEAD = 16  # denoising steps whose re-noise is drawn at once; a canvas of the real model takes about as many
 WORD = 0xFFFFFFFF
+# Bytes of one block of vocabulary rows, as fp32: 32 rows of the real model, all 96 of the demo's. A step holds two or
+# three blocks at a time beside its logits.
+BLOCK_BYTES = 32 << 20
+# The exponentials of a row take eight times its fp32 while they are drawn: counters, words and a round's products are
+# int64. A block of a quarter as many rows then takes two blocks.
+DRAWN = 4
 
 
 class Purpose(IntEnum):
@@ -60,6 +69,12 @@ class Noise(Protocol):
         ...
 
 
+def row_blocks(rows: int, vocab_size: int, each: int = 1) -> list[slice]:
+    """`rows` rows in runs of at most BLOCK_BYTES, where a row takes `each` times its fp32."""
+    step = max(1, BLOCK_BYTES // (4 * vocab_size * each))
+    return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
+
+
 def philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
     """counter [4, ...] int64 holding uint32 values -> four words [4, ...], the same."""
     # A round's two multiplications go side by side: c0 and c2 in one tensor, c1 and c3 in the other. Each round leaves
@@ -80,16 +95,22 @@ def philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
 
 def exponential(word: Tensor) -> Tensor:
     """uint32 words in int64 -> standard exponential variates, fp32, in (0, 24 ln 2]."""
-    uniform = ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23  # exact: 24 bits
-    common = -torch.log1p(-uniform)
-    small = (word.to(torch.float32) + 0.5) * 2.0**-32
-    rare = small * (1.0 + small * (0.5 + small * (1.0 / 3.0)))
+    uniform = (word >> 9).to(torch.float32).add_(0.5).mul_(2.0**-23)  # exact: 24 bits
+    common = uniform.neg_().log1p_().neg_()
+    small = word.to(torch.float32).add_(0.5).mul_(2.0**-32)
+    rare = (small * (1.0 / 3.0)).add_(0.5).mul_(small).add_(1.0).mul_(small)
     return torch.where(word < 1 << 20, rare, common)
 
 
 def exponential_race(logits: Tensor, variates: Tensor) -> Tensor:
     """logits, variates [..., V] -> [...] int64: a sample of softmax(logits); the lowest id wins a tie."""
     return ((logits - logits.amax(-1, keepdim=True)).exp() / variates).argmax(-1)
+
+
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [P, V] -> the most likely ids [P], and whether another one could win the race, [P] bool."""
+    best = logits.max(-1, keepdim=True)
+    return best.indices[:, 0], (logits >= best.values - FARTHEST).sum(-1) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +133,11 @@ class PhiloxNoise:
     ) -> Tensor:
         """Words [4, ...] int64 of the counters that `steps`, `positions` and `groups` broadcast to."""
         c2 = steps + (purpose << 16)
-        counter = torch.broadcast_tensors(*(torch.as_tensor(c, device=self.device) for c in (groups, positions, c2)))
-        c3 = torch.full_like(counter[0], (self.attempt << 24) + canvas)
-        return philox(torch.stack([*counter, c3]), (self.seed & WORD, self.seed >> 32))
+        c3 = (self.attempt << 24) + canvas
+        counter = torch.broadcast_tensors(
+            *(torch.as_tensor(c, device=self.device) for c in (groups, positions, c2, c3))
+        )
+        return philox(torch.stack(counter), (self.seed & WORD, self.seed >> 32))
 
     def _uniform(self, purpose: Purpose, canvas: int, steps: Tensor | int) -> Tensor:
         word = self.words(purpose, canvas, steps, torch.arange(self.length, device=self.device), 0)[0]
@@ -138,16 +161,21 @@ class PhiloxNoise:
         groups = torch.arange(32 * blocks, device=self.device)
         word = self.words(Purpose.SAMPLE, canvas, step, positions[:, None], groups)
         # [4, P, 32·blocks] -> [P, blocks, 4, 32]: vocabulary order
-        by_id = word.unflatten(-1, (blocks, 32)).permute(1, 2, 0, 3).flatten(1)
-        return exponential(by_id[:, : self.vocab_size])
+        word = word.unflatten(-1, (blocks, 32)).permute(1, 2, 0, 3).flatten(1)
+        return exponential(word[:, : self.vocab_size])
 
     def sample(self, logits: Tensor, accepted: Tensor, canvas: int, step: int) -> Tensor:
         """Rows that are not accepted hold their most likely id, and so do those that no draw could change."""
-        best = logits.max(-1, keepdim=True)
-        contested = (logits >= best.values - FARTHEST).sum(-1) > 1
+        best = [_best(logits[rows]) for rows in row_blocks(len(logits), self.vocab_size)]
+        ids, contested = (torch.cat(parts) for parts in zip(*best, strict=True))
         positions = (accepted & contested).nonzero()[:, 0]
-        drawn = exponential_race(logits[positions], self.variates(canvas, step, positions))
-        return best.indices[:, 0].index_put((positions,), drawn)
+        for block in row_blocks(len(positions), self.vocab_size, DRAWN):
+            ids[positions[block]] = self._race(logits, canvas, step, positions[block])
+        return ids
+
+    def _race(self, logits: Tensor, canvas: int, step: int, positions: Tensor) -> Tensor:
+        variates = self.variates(canvas, step, positions)  # before those logits are copied
+        return exponential_race(logits[positions], variates)
 
 
 class TorchNoise:

@@ -8,6 +8,9 @@
     done     the draft equals the last `stability` drafts, and mean H < confidence; or the steps ran out
 
 What is committed is the last draft, never the sampled canvas (transformers; Google's JAX code commits the sample).
+
+Memory: of tensors as wide as the vocabulary a step holds one whole, the logits it was given, which it scales in place;
+everything else is made by blocks of rows (`noise.row_blocks`).
 Source: transformers 5.24 generation_diffusion_gemma.py; vectors in tests/golden.
 """
 
@@ -18,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dgemma_local.config import GenerationConfig
-from dgemma_local.noise import Noise
+from dgemma_local.noise import Noise, row_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class Canvas:
     step: int  # the step that comes next, from 0
     next: Tensor  # [L] int64, what that step reads; when done, what is committed
     history: tuple[Tensor, ...] = ()  # the last `stability` drafts, newest last
-    logits: Tensor | None = None  # [L, V] fp32, last step's, temperature-scaled: the self-conditioning
+    logits: Tensor | None = None  # [L, V] fp32, last step's, temperature-scaled; None once `signal` stands for them
+    signal: Tensor | None = None  # what the model conditions the next step on, made of those logits
     draft: Tensor | None = None  # [L] int64, argmax of them
     accepted: Tensor | None = None  # [L] bool
     entropy: Tensor | None = None  # [L] fp32, nats
@@ -52,7 +56,7 @@ def entropies(logits: Tensor) -> Tensor:
     centred = logits - logits.amax(-1, keepdim=True)
     weight = centred.exp()
     total = weight.sum(-1)
-    return total.log() - (weight * centred.clamp_min(torch.finfo(logits.dtype).min)).sum(-1) / total
+    return total.log() - weight.mul_(centred.clamp_min_(torch.finfo(logits.dtype).min)).sum(-1) / total
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:
@@ -67,12 +71,17 @@ def begin(number: int, noise: Noise) -> Canvas:
     return Canvas(number=number, step=0, next=noise.canvas(number))
 
 
+@torch.inference_mode()
 def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noise) -> Canvas:
-    """One denoising step: softcapped logits [L, V] fp32 -> the next state. Draws: one sample, one re-noise."""
+    """One denoising step: softcapped logits [L, V] fp32 -> the next state. Draws: one sample, one re-noise.
+
+    The logits are used up: scaled in place, they become the state's.
+    """
     t = temperature(config, canvas.step)
-    scaled = logits / t.to(logits.device)
-    draft = scaled.argmax(-1)
-    entropy = entropies(scaled)
+    scaled = logits.div_(t.to(logits.device))
+    blocks = [scaled[rows] for rows in row_blocks(*scaled.shape)]
+    draft = torch.cat([block.argmax(-1) for block in blocks])
+    entropy = torch.cat([entropies(block) for block in blocks])
     accepted = accept(entropy, config.entropy_bound)
     sampled = noise.sample(scaled, accepted, canvas.number, canvas.step)
     fresh = noise.renoise(canvas.number, canvas.step)
@@ -86,6 +95,7 @@ def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noi
         next=draft if done else torch.where(accepted, sampled, fresh),
         history=(*canvas.history, draft)[-k:] if k else (),
         logits=scaled,
+        signal=None,
         draft=draft,
         accepted=accepted,
         entropy=entropy,

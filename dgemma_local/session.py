@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 
 import torch
 
-from dgemma_local import registry
+from dgemma_local import hub, registry
 from dgemma_local.cache import Cache
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
@@ -23,9 +24,10 @@ from dgemma_local.engine import Conversation
 from dgemma_local.errors import UsageError
 from dgemma_local.events import Event
 from dgemma_local.layout import Options
-from dgemma_local.loading import load
+from dgemma_local.loading import Proof, fill
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
+from dgemma_local.planning import Device, Planned, plan_run
 from dgemma_local.tokens import Message, Tokenizer
 
 DEFAULT_MAX_TOKENS = 1024  # four canvases of the real model; its own generation config would stop after one
@@ -44,6 +46,8 @@ class Session:
     generation: GenerationConfig
     conversation: Conversation[Cache]
     is_demo: bool
+    planned: Planned
+    proof: Proof
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
@@ -88,7 +92,7 @@ class Session:
 
     def prompt(self, messages: Sequence[Message], *, thinking: bool = False) -> tuple[int, ...]:
         """Token ids of a conversation up to the model's turn. Raises PromptError where no context could hold it."""
-        return self.tokenizer.prompt(messages, thinking=thinking, max_tokens=self.conversation.model.max_positions)
+        return self.tokenizer.prompt(messages, thinking=thinking, max_tokens=self.conversation.context)
 
     def _stopper(self, strings: Sequence[str]) -> Callable[[Sequence[int]], int | None]:
         """Where the first stop string begins, as a count of whole tokens before it."""
@@ -106,27 +110,68 @@ class Session:
         return find
 
 
-def open_session(model: str, dtype: str | None = None) -> Session:
-    """`model`: a name in models.toml or a folder. `dtype`: "float32", "bfloat16", or None for what is stored.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a model is to be loaded; None is decided by what there is."""
 
-    Raises UnknownModel, ConfigError, TokenizerError, CheckpointError, UsageError; small files are checked first.
+    dtype: str | None = None  # "float32", "bfloat16"; None: as stored
+    device: str | None = None  # "cpu", "cuda"; None: a card if there is one, and the demo on the CPU
+    context: int | None = None  # tokens of prompt and answer that memory is planned for
+    vram: float | None = None  # GB to stay within; None: what is free
+    fp8_attention: bool = False
+    fp8_embedding: bool = False
+    checksum: bool = False
+
+
+def open_session(
+    model: str, wishes: Wishes | None = None, progress: Callable[[int, int], None] | None = None
+) -> Session:
+    """`model`: a name in models.toml or a folder. `progress` hears bytes read and bytes in all.
+
+    Raises UnknownModel, ConfigError, TokenizerError, CheckpointError, UsageError, DoesNotFit; small files are checked
+    first, and a plan of the memory before a tensor is read.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"the dtype {dtype!r} is not known", f"choose one of: {', '.join(DTYPES)}")
-    name, folder = registry.resolve(model)
+    wishes = wishes or Wishes()
+    if wishes.dtype is not None and wishes.dtype not in DTYPES:
+        raise UsageError(f"the dtype {wishes.dtype!r} is not known", f"choose one of: {', '.join(DTYPES)}")
+    name, folder = registry.resolve(model, hub.folder_of)
+    device = _device(wishes.device, folder)
     config = load_model_config(folder)
     generation = load_generation_config(folder, config.vocab_size)
     tokenizer = Tokenizer.load(folder, config.vocab_size)
-    weights = load(open_checkpoint(folder), config, Options(None if dtype is None else DTYPES[dtype]))
+    checkpoint = open_checkpoint(folder)
+    options = Options(
+        None if wishes.dtype is None else DTYPES[wishes.dtype], wishes.fp8_attention, wishes.fp8_embedding
+    )
+    planned = plan_run(checkpoint, config, options, device=device, context=wishes.context, vram=wishes.vram)
+    agreed, said = planned.agreed, planned.verdict
+    if said is not None and (agreed is None or (wishes.context is not None and not said.fits)):
+        raise said.error(name)
+    assert agreed is not None
+    proof = Proof()
+    weights = fill(checkpoint, planned.layout, device, progress=progress, checksum=wishes.checksum, proof=proof)
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     return Session(
         name=name,
         tokenizer=tokenizer,
         generation=generation,
-        conversation=Conversation(DiffusionGemma(config, weights)),
+        conversation=Conversation(DiffusionGemma(config, weights), agreed.room),
         is_demo=registry.is_demo(folder),
+        planned=planned,
+        proof=proof,
     )
+
+
+def _device(wish: str | None, folder: Path) -> Device:
+    if wish not in (None, "cpu", "cuda"):
+        raise UsageError(f"the device {wish!r} is not known", "choose one of: cpu, cuda")
+    there = torch.cuda.is_available()
+    if wish == "cuda" and not there:
+        raise UsageError("torch sees no CUDA device", "drop --device cuda, or install torch's CUDA build and a driver")
+    if wish is None:
+        return "cuda" if there and not registry.is_demo(folder) else "cpu"
+    return "cuda" if wish == "cuda" else "cpu"
 
 
 def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:

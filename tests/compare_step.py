@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,8 +50,11 @@ class Ours:
 
     @torch.inference_mode()
     def step(self) -> list[int]:
-        logits = self.model.denoise(self.canvas.next, self.cache, self.canvas.logits)
-        self.canvas = sampler.advance(self.canvas, logits, self.config, self.noise)
+        logits = self.model.denoise(self.canvas.next, self.cache, self.canvas.signal)
+        after = sampler.advance(self.canvas, logits, self.config, self.noise)
+        assert after.logits is not None
+        signal = None if after.done else self.model.signal(after.logits)
+        self.canvas = replace(after, logits=None, signal=signal)
         return self.canvas.next.tolist()
 
 

@@ -51,7 +51,7 @@ class FakeModel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     step: int = 0  # within the canvas
     encoded: list[list[int]] = field(default_factory=list)
-    fed: list[tuple[list[int], Tensor | None]] = field(default_factory=list)  # canvas, previous logits
+    fed: list[tuple[list[int], Tensor | None]] = field(default_factory=list)  # canvas, signal
 
     def new_cache(self) -> FakeCache:
         return FakeCache(croppable=self.croppable)
@@ -74,6 +74,9 @@ class FakeModel:
         if step < self.doubt:
             target = 3 + (target + step) % (self.vocab_size - 3)  # other words at each step
         return torch.nn.functional.one_hot(target, self.vocab_size) * 30.0
+
+    def signal(self, logits: Tensor) -> Tensor:
+        return logits
 
     def first_bad_layer(self, canvas: Tensor, cache: FakeCache, previous: Tensor | None) -> str:
         return "layer 7"

@@ -56,6 +56,7 @@ class FakeSession:
     canvas_length: int = LENGTH
     steps: int = 8
     asked: dict[str, Any] = field(default_factory=dict)
+    opened: tuple[str, Any] | None = None
     pressed: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -102,7 +103,12 @@ def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
 def module(session: FakeSession) -> ModuleType:
     """What stands in for dgemma_local.session."""
     fake: Any = ModuleType("dgemma_local.session")
-    fake.open_session = lambda model, dtype=None: session
+
+    def open_session(model: str, wishes: Any = None, progress: Any = None) -> FakeSession:
+        session.opened = (model, wishes)
+        return session
+
+    fake.open_session, fake.Wishes = open_session, dict
     fake.timed = timed
     return fake
 

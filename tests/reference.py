@@ -99,6 +99,10 @@ class Reference:
         hidden: Tensor = self.model.model.encoder(input_ids=ids[None], cache=cache).last_hidden_state[0]
         return hidden
 
+    def signal(self, logits: Tensor) -> Tensor:
+        """transformers softens the logits within the next step."""
+        return logits
+
     @torch.inference_mode()
     def denoise(self, canvas: Tensor, cache: Any, previous: Tensor | None) -> Tensor:
         """canvas [L], previous logits [L, V] or None -> softcapped logits [L, V] fp32."""

@@ -20,7 +20,7 @@ from dgemma_local.channels import AnswerDecoder
 from dgemma_local.demo import sudoku, tasks
 from dgemma_local.demo.render import FOLDERS
 from dgemma_local.events import CanvasCommitted, Finished
-from dgemma_local.session import Session, open_session
+from dgemma_local.session import Session, Wishes, open_session
 from dgemma_local.tokens import Message
 
 # clue counts a bucket
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--count", type=int, default=200, help="cases a bucket")
     parser.add_argument("--out", type=Path, help="write the rows as JSON here")
     options = parser.parse_args(arguments)
-    session = open_session(options.folder or str(FOLDERS[options.model]), options.dtype)
+    session = open_session(options.folder or str(FOLDERS[options.model]), Wishes(dtype=options.dtype))
     start = time.perf_counter()
     print(HEADER, flush=True)
     rows = []

@@ -1,6 +1,6 @@
 """A training state as checkpoint folders in the published layouts: configuration, tokenizer, template, weights.
 
-python -m dgemma_local.demo.export demo-training/sudoku/state.pt [FOLDER]
+python -m dgemma_local.demo.export demo-training/sudoku/state.pt [FOLDER] [--quantised]
 
     FOLDER          bf16, experts as one tensor a layer, as Google publishes them
     FOLDER-fp8      RedHat's FP8-dynamic: attention, dense MLP and experts in E4M3, a scale a row
@@ -137,6 +137,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m dgemma_local.demo.export", description=__doc__.split("\n")[0])
     parser.add_argument("state", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", help="default: the model's folder in this package")
+    parser.add_argument("--quantised", action="store_true", help="FOLDER-fp8 and FOLDER-nvfp4, too")
     options = parser.parse_args(arguments)
     state = torch.load(options.state, weights_only=True)
     config: ModelConfig = CONFIGS[state["model"]]
@@ -144,7 +145,7 @@ def main(arguments: list[str]) -> None:
     weights = {name: weight.to(torch.bfloat16) for name, weight in state["weights"].items()}
     export(config, weights, folder)
     for scheme in get_args(Scheme):
-        if scheme != "modelopt":  # which is read, not written
+        if options.quantised and scheme != "modelopt":  # which is read, not written
             export(config, quantised(weights, scheme), folder.with_name(f"{folder.name}-{scheme}"))
 
 

@@ -35,7 +35,7 @@ class Steps(NamedTuple):
 def steps(model: Any, prompt: Tensor, canvas: Tensor, block: Tensor, previous: Tensor) -> Steps:
     cache = model.new_cache()
     model.encode(prompt, cache)
-    first, conditioned = model.denoise(canvas, cache, None), model.denoise(block, cache, previous)
+    first, conditioned = model.denoise(canvas, cache, None), model.denoise(block, cache, model.signal(previous))
     model.encode(block, cache)
     return Steps(*(x.double() for x in (first, conditioned, model.denoise(canvas, cache, None))))
 

@@ -52,7 +52,7 @@ def test_every_pass_of_two_canvases(tmp_path: Path, name: str, seed: int, attent
             step, want = ours.denoise(fed, a, None), theirs.denoise(fed, b, None)
             close(step, want, LOGITS, f"{where}: canvas {number}, first step")
             for t in (0.8, 0.42):
-                conditioned = ours.denoise(block, a, want / t)
+                conditioned = ours.denoise(block, a, ours.signal(want / t))
                 close(conditioned, theirs.denoise(block, b, want / t), LOGITS, f"{where}: canvas {number}, t = {t}")
             close(encode(ours, block, a), theirs.encode(block, b), HIDDEN, f"{where}: commit {number}")
         assert a.length == b.get_seq_length() == n + 2 * L
@@ -69,7 +69,9 @@ def test_a_prompt_of_many_windows_in_chunks(chunk: int) -> None:
     theirs.encode(prompt, b)
     step = ours.denoise(canvas, a, None)
     close(step, theirs.denoise(canvas, b, None), LOGITS, "first step")
-    close(ours.denoise(canvas, a, step / 0.5), theirs.denoise(canvas, b, step / 0.5), LOGITS, "second step")
+    close(
+        ours.denoise(canvas, a, ours.signal(step / 0.5)), theirs.denoise(canvas, b, step / 0.5), LOGITS, "second step"
+    )
 
 
 def test_a_second_turn_on_a_cropped_cache() -> None:

@@ -3,18 +3,19 @@
 The model runs in fp64, where two orders of the same sums differ by 1e-14: the laws hold to 1e-10 or not at all.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from reference import encode, open_model
 from torch import Tensor
 
-from dgemma_local.cache import SLACK_CANVASES, Cache, causal_mask
+from dgemma_local.cache import SLACK_CANVASES, Cache, Room, cache_bytes, causal_mask
 from dgemma_local.config import ModelConfig, load_model_config
 from dgemma_local.model import DiffusionGemma
 
@@ -112,6 +113,99 @@ class AgainstEverythingKept(RuleBasedStateMachine):
 
 TestAgainstEverythingKept = AgainstEverythingKept.TestCase
 TestAgainstEverythingKept.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+class PlannedAgainstEverythingKept(AgainstEverythingKept):
+    """The same of a planned cache: nothing is ever allocated again, and a pass past the plan is refused and harmless."""
+
+    @initialize(seed=st.integers(0, 1000), context=st.integers(C + 1, 40 * W), slack=st.integers(0, 3 * C))
+    def start(self, seed: int, context: int, slack: int) -> None:  # type: ignore[override]
+        super().start(seed)
+        self.room = Room(context=context, rows=3 * W, slack=slack)
+        self.cache.reserve(self.room)
+        self.bytes, self.places = self.cache.bytes, places(self.cache)
+
+    def a_pass(self, rows: int) -> list[tuple[Tensor, Tensor]]:
+        assume(self.cache.length + rows <= self.room.context)
+        return super().a_pass(rows)
+
+    @precondition(lambda self: self.cache.length > 0)
+    @rule(share=st.floats(0, 1))
+    def crop(self, share: float) -> None:
+        length = int(share * self.cache.length)
+        if self.cache.can_crop(length):
+            self.cache.crop(length)
+            self.kept = [(k[:, :length], v[:, :length]) for k, v in self.kept]
+        else:  # the rows of the widest pass are taken from the slack
+            assert self.longest - length > self.room.slack - (self.room.rows - C)
+
+    @rule()
+    def past_the_plan(self) -> None:
+        rows = self.room.context - self.cache.length + 1
+        full = CONFIG.layers[-1]
+        k = torch.zeros(full.kv_heads, rows, full.head_dim)
+        with pytest.raises(ValueError, match="is past the plan of"):
+            self.cache.write(len(CONFIG.layers) - 1, k, k)
+
+    @invariant()
+    def stays_where_it_is(self) -> None:
+        assert self.cache.bytes == self.bytes and places(self.cache) == self.places
+
+
+TestPlannedAgainstEverythingKept = PlannedAgainstEverythingKept.TestCase
+TestPlannedAgainstEverythingKept.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def places(cache: Cache) -> list[int]:
+    """Where each layer's keys lie."""
+    nothing = [torch.empty(layer.kv_heads, 0, layer.head_dim) for layer in CONFIG.layers]
+    return [cache.write(i, none, none)[0].untyped_storage().data_ptr() for i, none in enumerate(nothing)]
+
+
+@given(
+    pattern=st.lists(st.sampled_from("sf"), max_size=6),
+    context=st.integers(13, 3000),
+    rows=st.integers(1, 600),
+    slack=st.integers(0, 50),
+    window=st.integers(1, 300),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_planned_bytes_are_the_allocated_bytes(
+    pattern: list[str], context: int, rows: int, slack: int, window: int, dtype: torch.dtype
+) -> None:
+    kinds = dict(zip("sf", (CONFIG.layers[0], CONFIG.layers[-1]), strict=True))
+    config = replace(CONFIG, sliding_window=window, layers=tuple(kinds[letter] for letter in [*pattern, "f"]))
+    cache, room = Cache(config, dtype), Room(context=context, rows=rows, slack=slack)
+    assert cache.bytes == 0
+    cache.reserve(room)
+    assert cache.bytes == cache_bytes(config, room, dtype.itemsize)
+
+
+def test_a_planned_cache_is_as_small_as_it_can_be() -> None:
+    """Full layers the context, sliding ones the window and a pass; where a pass is wide, a canvas of slack is free."""
+    sliding, _, full = (2 * layer.kv_heads * layer.head_dim * 4 for layer in CONFIG.layers)
+    for rows, slack, slots in ((2 * C, C, W - 1 + 2 * C), (2 * C, 0, W - 1 + 2 * C), (C, 4 * C, W - 1 + 5 * C)):
+        room = Room(context=1000, rows=rows, slack=slack)
+        assert cache_bytes(CONFIG, room, 4) == 1000 * full + 2 * slots * sliding
+    assert cache_bytes(CONFIG, Room(context=20, rows=2 * C, slack=C), 4) == 20 * (full + 2 * sliding)
+
+
+def test_a_cache_in_use_cannot_be_planned_any_more() -> None:
+    cache = Cache(CONFIG, torch.float32)
+    fill(cache, 5, 5)
+    with pytest.raises(ValueError, match="a cache of 5 tokens cannot be planned"):
+        cache.reserve(Room(context=100, rows=10, slack=0))
+
+
+@pytest.mark.parametrize("prompt", [3, 2 * C, 100 - C])
+def test_a_planned_cache_changes_no_bit(model: DiffusionGemma, prompt: int) -> None:
+    first, canvas = ids(prompt, seed=4), ids(C, seed=5)
+    grown, planned = model.new_cache(), model.new_cache()
+    planned.reserve(Room(context=100, rows=2 * C, slack=C))
+    for cache in (grown, planned):
+        model.encode(first, cache, 2 * C)
+    assert torch.equal(model.denoise(canvas, grown, None), model.denoise(canvas, planned, None))
 
 
 def test_the_window_counts_the_row_itself() -> None:
@@ -236,7 +330,7 @@ def test_denoising_leaves_the_committed_entries_as_they_are(model: DiffusionGemm
         model.encode(ids(n, seed=n), cache)
         before = committed(cache)
         previous = model.denoise(ids(C, seed=1), cache, None)
-        model.denoise(ids(C, seed=2), cache, previous / 0.5)
+        model.denoise(ids(C, seed=2), cache, model.signal(previous / 0.5))
         for (k, v), (was_k, was_v) in zip(committed(cache), before, strict=True):
             assert torch.equal(k, was_k) and torch.equal(v, was_v)
 

@@ -27,6 +27,13 @@ def dgemma(*arguments: str, stdin: bytes = b"") -> Any:
     return CliRunner().invoke(cli.app, arguments, input=stdin)
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No card, and an empty cache of models."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
     fake = FakeSession("Hi user")
@@ -125,6 +132,26 @@ def test_flags_reach_the_session(session: FakeSession) -> None:
         "thinking": True,
         "stop": ["X", "YZ"],
     }
+
+
+def test_wishes_reach_the_session(session: FakeSession) -> None:
+    assert dgemma("run", "-p", "Hello", "-m", "mine").exit_code == 0
+    assert session.opened is not None and session.opened[0] == "mine"
+    assert {key: value for key, value in session.opened[1].items() if value} == {}
+    flags = ["--dtype", "float32", "--device", "cuda", "--context", "300", "--vram", "17.5", "--fp8-attention"]
+    assert dgemma("run", "-p", "Hello", "--fp8-embedding", *flags).exit_code == 0
+    assert session.opened == (
+        "demo",  # what auto is where no card is known
+        {
+            "dtype": "float32",
+            "device": "cuda",
+            "context": 300,
+            "vram": 17.5,
+            "fp8_attention": True,
+            "fp8_embedding": True,
+            "checksum": False,
+        },
+    )
 
 
 def test_a_seed_not_given_is_drawn_and_shown(session: FakeSession) -> None:

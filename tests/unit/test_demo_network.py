@@ -85,7 +85,7 @@ def test_a_batch_computes_what_the_model_with_its_cache_does(weights: dict[str, 
         cache = alone.new_cache()
         alone.encode(row, cache)
         close(first[b], alone.denoise(canvases[b], cache, None))
-        close(second[b], alone.denoise(canvases[b], cache, previous[b]))
+        close(second[b], alone.denoise(canvases[b], cache, alone.signal(previous[b])))
         assert (first[b] - second[b]).abs().max() > 1e-2  # the comparison is of something
 
 

@@ -1,10 +1,11 @@
 """The engine over a fake model: what is said in which order, what is encoded when, and why an answer ends."""
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fake import END, GENERATION, MARK, PAD, FakeCache, FakeModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgemma_local.cache import Room
 from dgemma_local.engine import Conversation
 from dgemma_local.errors import NumericalError, PromptError
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
@@ -133,6 +135,31 @@ def test_each_step_gets_the_logits_of_the_one_before_and_each_canvas_starts_with
     assert previous[2] is not None
     torch.testing.assert_close(previous[2].amax(-1), torch.full((4,), 30.0 / t))
     assert [fed for fed, _ in model.fed][::3] == [noise_of(model).canvas(n).tolist() for n in (0, 1)]
+
+
+class Signals(FakeModel):
+    """Makes something of its own of a step's logits, and looks whether they are gone when the next one begins."""
+
+    logits: "list[weakref.ref[torch.Tensor]]"
+
+    def signal(self, logits: torch.Tensor) -> torch.Tensor:
+        self.logits = [*getattr(self, "logits", []), weakref.ref(logits)]
+        return logits.argmax(-1)
+
+    def denoise(self, canvas: torch.Tensor, cache: FakeCache, previous: torch.Tensor | None) -> torch.Tensor:
+        assert all(logits() is None for logits in getattr(self, "logits", []))
+        return super().denoise(canvas, cache, previous)
+
+
+def test_a_model_s_own_signal_stands_for_the_logits_and_they_are_dropped() -> None:
+    model, plain = Signals([*LONG[:6], END], doubt=1), FakeModel([*LONG[:6], END], doubt=1)
+    assert answer(model) == answer(plain)
+    signals = [signal for _, signal in model.fed]
+    assert [None if signal is None else signal.tolist() for signal in signals[:3]] == [
+        None,
+        *(logits.argmax(-1).tolist() for _, logits in plain.fed[1:3] if logits is not None),
+    ]
+    assert len(model.logits) == 4  # not of a canvas's last step, which no other follows
 
 
 def test_the_same_seed_gives_the_same_events_and_another_does_not() -> None:
@@ -403,6 +430,56 @@ def test_a_cache_that_cannot_step_back_starts_over() -> None:
     assert events[0] == Prefilled(tokens=4, reused=0)
     assert model.encoded[-1] == [9, 8, 7, MARK]
     assert conversation.held == conversation.cache.tokens == [9, 8, 7, MARK]
+
+
+class Reserved(FakeCache):
+    """A cache that remembers what it was told, and that all before it have gone."""
+
+    alive: ClassVar[weakref.WeakSet[FakeCache]] = weakref.WeakSet()
+    rooms: ClassVar[list[Room]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert not self.alive
+        self.alive.add(self)
+
+    __hash__ = object.__hash__
+
+    def reserve(self, room: Room) -> None:
+        assert not self.tokens
+        self.rooms.append(room)
+
+
+class Planned(FakeModel):
+    def new_cache(self) -> FakeCache:
+        return Reserved()
+
+
+def test_a_planned_conversation_reserves_each_cache_when_the_one_before_has_gone() -> None:
+    Reserved.rooms.clear()
+    model, room = Planned([*LONG[:6], END]), Room(context=15, rows=8, slack=4)
+    conversation = Conversation(model, room)
+    list(conversation.answer(PROMPT, GENERATION, noise_of(model), 100))
+    list(conversation.answer((7, 8, MARK), GENERATION, noise_of(model), 100))
+    model.before = interrupt
+    assert finished(list(conversation.answer((5, MARK), GENERATION, noise_of(model), 4))).reason == "interrupted"
+    assert Reserved.rooms == [room] * 4  # one to begin with, two for what shared nothing, one after the interrupt
+
+
+def interrupt(step: int) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_planned_context_ends_an_answer_and_refuses_a_prompt() -> None:
+    model = Planned(LONG)
+    conversation = Conversation(model, Room(context=3 + 2 * 4 + 3, rows=8, slack=4))
+    last = finished(list(conversation.answer(PROMPT, GENERATION, noise_of(model), 100)))
+    assert (last.reason, last.tokens) == ("context", LONG[:8])
+    with pytest.raises(PromptError, match="the prompt has 11 tokens, and with a canvas of 4 the context of 14"):
+        list(conversation.answer([9] * 10 + [MARK], GENERATION, noise_of(model), 100))
+    del conversation
+    wide = Conversation(model, Room(context=10**9, rows=8, slack=4))
+    assert wide.context == model.max_positions
 
 
 def test_a_canvas_of_256() -> None:

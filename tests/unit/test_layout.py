@@ -1,6 +1,5 @@
 """Every tensor of the four published checkpoints has its place, to the byte."""
 
-
 import published
 import pytest
 

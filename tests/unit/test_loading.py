@@ -71,7 +71,7 @@ def test_the_golden_model_gives_the_reference_logits() -> None:
         model.encode(prompt, cache)
         steps = {
             "logits_step0": model.denoise(canvas, cache, None),
-            "logits_with_sc": model.denoise(canvas, cache, torch.tensor(case["sc_logits"])),
+            "logits_with_sc": model.denoise(canvas, cache, model.signal(torch.tensor(case["sc_logits"]))),
         }
         model.encode(commit, cache)
         steps["logits_canvas2_step0"] = model.denoise(second, cache, None)
@@ -413,8 +413,10 @@ def test_a_placement_is_a_plain_fact(tiny: tuple[Path, ModelConfig, Tensors]) ->
     _, config, t = tiny
     layout = plan(config, headers(t))
     assert (
-        Placement(f"{DECODER}layers.0.self_attn.k_proj.weight", "layers.0.self_attn.qkv_proj", "", None, 32, 48) in layout.placements
+        Placement(f"{DECODER}layers.0.self_attn.k_proj.weight", "layers.0.self_attn.qkv_proj", "", None, 32, 48)
+        in layout.placements
     )
     assert (
-        Placement(f"{DECODER}layers.2.self_attn.k_proj.weight", "layers.2.self_attn.qkv_proj", "", None, 64, 80) in layout.placements
+        Placement(f"{DECODER}layers.2.self_attn.k_proj.weight", "layers.2.self_attn.qkv_proj", "", None, 64, 80)
+        in layout.placements
     )

@@ -147,7 +147,7 @@ def test_prefill_steps_commit_and_second_canvas(case: dict[str, Any]) -> None:
             close(ours.sum(), want[f"{name}_sum"], 1e-4)
             close(ours.abs().sum(), want[f"{name}_abs_sum"], 1e-4)
     close(MODEL.denoise(canvas, cache, None), case["logits_step0"], 5e-5)
-    close(MODEL.denoise(canvas, cache, torch.tensor(case["sc_logits"])), case["logits_with_sc"], 5e-5)
+    close(MODEL.denoise(canvas, cache, MODEL.signal(torch.tensor(case["sc_logits"]))), case["logits_with_sc"], 5e-5)
     close(encode(MODEL, commit, cache), case["commit_last_hidden"])
     close(MODEL.denoise(second, cache, None), case["logits_canvas2_step0"], 5e-5)
 
@@ -244,7 +244,7 @@ def test_the_first_bad_layer_is_named(parameter: str, says: str) -> None:
     bad = DiffusionGemma(CONFIG, WEIGHTS | {parameter: WEIGHTS[parameter] * float("nan")})
     canvas = torch.arange(12)
     cache = Cache(CONFIG, torch.float32)
-    assert bad.first_bad_layer(canvas, cache, torch.zeros(12, 64)) == says
+    assert bad.first_bad_layer(canvas, cache, bad.signal(torch.zeros(12, 64))) == says
 
 
 # ── the vocabulary in blocks ──────────────────────────────────────────────────────────────────────────────────────
@@ -320,7 +320,7 @@ def test_a_packed_model_is_the_model_of_its_decoded_weights(
         cache = model.new_cache()
         first_hidden = encode(model, prompt, cache)
         first = model.denoise(canvas, cache, None)
-        return [first_hidden, first, model.denoise(canvas, cache, first / 0.7)]
+        return [first_hidden, first, model.denoise(canvas, cache, model.signal(first / 0.7))]
 
     wanted = steps(DiffusionGemma(CONFIG, decoded))
     whole = steps(DiffusionGemma(CONFIG, packed))

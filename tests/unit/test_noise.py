@@ -7,9 +7,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_bytes import LiveBytes
 from torch import Tensor
 
-from dgemma_local.noise import FARTHEST, PhiloxNoise, Purpose, TorchNoise, exponential, exponential_race, philox
+from dgemma_local import noise as stream
+from dgemma_local.noise import (
+    DRAWN,
+    FARTHEST,
+    PhiloxNoise,
+    Purpose,
+    TorchNoise,
+    exponential,
+    exponential_race,
+    philox,
+    row_blocks,
+)
 
 CPU = torch.device("cpu")
 M32 = 2**32 - 1
@@ -269,3 +281,41 @@ def test_the_farthest_winner_is_within_reach() -> None:
     """FARTHEST is the widest gap that the variates can bridge, and hardly more."""
     smallest, largest = exponential(torch.tensor([0, (1 << 32) - 1])).tolist()
     assert 0 < FARTHEST - math.log(largest / smallest) < 0.02
+
+
+# ── blocks of rows ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(rows=st.integers(0, 300), vocab=st.integers(1, 300_000), each=st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_blocks_are_all_rows_once_and_none_is_too_large(rows: int, vocab: int, each: int) -> None:
+    blocks = row_blocks(rows, vocab, each)
+    assert [row for block in blocks for row in range(rows)[block]] == list(range(rows))
+    largest = max((block.stop - block.start for block in blocks), default=1)
+    assert largest == 1 or largest * vocab * each * 4 <= stream.BLOCK_BYTES
+    if len(blocks) > 1:
+        assert (largest + 1) * vocab * each * 4 > stream.BLOCK_BYTES  # and none smaller than it must be
+
+
+def test_the_real_canvas_is_eight_blocks_and_the_demo_s_is_one() -> None:
+    assert len(row_blocks(256, 262_144)) == 8 and len(row_blocks(256, 262_144, DRAWN)) == 32
+    assert len(row_blocks(96, 128, DRAWN)) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 100])
+def test_how_a_canvas_is_cut_is_no_input(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = 4 * torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
+    accepted = torch.rand(40, generator=torch.Generator().manual_seed(2)) < 0.7
+    whole = PhiloxNoise(3, 40, 300, CPU).sample(logits, accepted, 2, 5)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 4 * 300 * rows)
+    assert torch.equal(PhiloxNoise(3, 40, 300, CPU).sample(logits, accepted, 2, 5), whole)
+
+
+def test_a_draw_takes_two_blocks_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the logits, of rows that are all drawn."""
+    L, V = 64, 4096
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 4 * V * 8)
+    logits, noise = torch.randn(L, V), PhiloxNoise(3, L, V, CPU)
+    with LiveBytes() as live:
+        noise.sample(logits, torch.ones(L, dtype=torch.bool), 0, 0)
+    assert stream.BLOCK_BYTES < live.peak <= 2 * stream.BLOCK_BYTES

@@ -154,5 +154,12 @@ def test_fp64_goes_all_the_way() -> None:
     nudged.encode(prompt, nudged_cache)
     previous = model.denoise(canvas, cache, None) / 0.6
     assert previous.dtype == torch.float64
-    moved = (nudged.denoise(canvas, nudged_cache, previous) - model.denoise(canvas, cache, previous)).abs().max()
+    moved = (
+        (
+            nudged.denoise(canvas, nudged_cache, nudged.signal(previous))
+            - model.denoise(canvas, cache, model.signal(previous))
+        )
+        .abs()
+        .max()
+    )
     assert 0 < moved < 1e-8  # fp32 would show nothing, or a step of 1e-6

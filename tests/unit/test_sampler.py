@@ -9,8 +9,10 @@ import torch
 from fake import GENERATION
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_bytes import LiveBytes
 from torch import Tensor
 
+from dgemma_local import noise as stream
 from dgemma_local import sampler
 from dgemma_local.config import GenerationConfig
 from dgemma_local.noise import PhiloxNoise
@@ -36,7 +38,7 @@ def certain(tokens: Tensor, of: float = 30.0) -> Tensor:
 def run(logits_of_step: list[Tensor], config: GenerationConfig) -> list[Canvas]:
     states = [sampler.begin(0, NOISE)]
     for z in logits_of_step:
-        states.append(sampler.advance(states[-1], z, config, NOISE))
+        states.append(sampler.advance(states[-1], z.clone(), config, NOISE))
         if states[-1].done:
             break
     return states[1:]
@@ -141,12 +143,14 @@ def copy(canvas: Canvas) -> Canvas:
 
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 3.0, 20.0]))
 @settings(max_examples=30, deadline=None)
-def test_a_step_is_pure(seed: int, scale: float) -> None:
+def test_a_step_is_pure_but_for_the_logits_it_uses_up(seed: int, scale: float) -> None:
     before = sampler.advance(sampler.begin(2, NOISE), logits(seed + 1, scale), GENERATION, NOISE)
     kept, z = copy(before), logits(seed, scale)
     after = sampler.advance(before, z, GENERATION, NOISE)
-    assert same(before, kept) and torch.equal(z, logits(seed, scale))
-    assert same(after, sampler.advance(kept, z.clone(), GENERATION, PhiloxNoise(1, L, V, torch.device("cpu"))))
+    assert same(before, kept)
+    assert after.logits is not None and after.logits.data_ptr() == z.data_ptr()
+    own = PhiloxNoise(1, L, V, torch.device("cpu"))
+    assert same(after, sampler.advance(kept, logits(seed, scale), GENERATION, own))
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 3.0, 20.0]))
@@ -156,7 +160,7 @@ def test_what_one_step_computes(seed: int, scale: float) -> None:
     config = replace(GENERATION, entropy_bound=6.0)
     before = sampler.advance(sampler.begin(2, NOISE), logits(seed + 1, scale), config, NOISE)
     z = logits(seed, scale)
-    after = sampler.advance(before, z, config, NOISE)
+    after = sampler.advance(before, z.clone(), config, NOISE)
     t = config.t_min + (config.t_max - config.t_min) * 7 / 8
     assert (after.number, after.step, after.converged, after.done) == (2, 2, False, False)
     assert after.temperature == pytest.approx(t, abs=1e-7)
@@ -176,6 +180,27 @@ def test_what_was_accepted_is_not_remembered() -> None:
     assert torch.equal(first.next, torch.arange(L))
     assert second.accepted is not None and second.accepted.sum() == 1
     assert torch.equal(second.next[~second.accepted], NOISE.renoise(0, 1)[~second.accepted])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_how_a_canvas_is_cut_is_no_input(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run([logits(seed) for seed in range(3)], GENERATION)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 4 * V * rows)
+    assert all(map(same, run([logits(seed) for seed in range(3)], GENERATION), whole))
+
+
+def test_a_step_makes_nothing_as_large_as_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks of them at most, whatever the canvas: with every row drawn, and of a model that knows nothing."""
+    length, vocab = 64, 4096
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 4 * vocab * 8)
+    draws = PhiloxNoise(1, length, vocab, torch.device("cpu"))
+    everything = replace(GENERATION, entropy_bound=1e6)
+    for flat in (torch.randn(length, vocab), torch.zeros(length, vocab)):
+        canvas = sampler.begin(0, draws)
+        with LiveBytes() as live:
+            after = sampler.advance(canvas, flat, everything, draws)
+        assert after.accepted is not None and after.accepted.all()
+        assert live.peak < 3 * stream.BLOCK_BYTES < flat.nbytes
 
 
 # ── where a canvas ends ───────────────────────────────────────────────────────────────────────────────────────────
@@ -241,7 +266,7 @@ def test_stability_looks_at_all_the_last_drafts() -> None:
 
 def test_confidence_is_strict() -> None:
     z = logits(4)
-    mean = float(sampler.advance(run([z], GENERATION)[0], z, GENERATION, NOISE).entropy.mean())  # type: ignore[union-attr]
+    mean = float(run([z, z], GENERATION)[1].entropy.mean())  # type: ignore[union-attr]
     for confidence, ends in ((mean, False), (math.nextafter(mean, 0), False), (mean * (1 + 1e-6), True)):
         assert run([z, z], replace(GENERATION, confidence=confidence))[1].converged is ends
 

@@ -162,6 +162,9 @@ class Says:
     def crop(self, length: int) -> None:
         raise NotImplementedError
 
+    def signal(self, logits: Tensor) -> Tensor:
+        return logits
+
     def first_bad_layer(self, canvas: Tensor, cache: "Says", previous: Tensor | None) -> str:
         raise NotImplementedError
 

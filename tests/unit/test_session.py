@@ -13,9 +13,17 @@ from tiny import write_tiny
 
 from dgemma_local import session as module
 from dgemma_local.demo import vocabulary
-from dgemma_local.errors import CheckpointError, ConfigError, PromptError, TokenizerError, UnknownModel, UsageError
+from dgemma_local.errors import (
+    CheckpointError,
+    ConfigError,
+    DoesNotFit,
+    PromptError,
+    TokenizerError,
+    UnknownModel,
+    UsageError,
+)
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
-from dgemma_local.session import DEFAULT_MAX_TOKENS, Session, open_session, timed
+from dgemma_local.session import DEFAULT_MAX_TOKENS, Session, Wishes, open_session, timed
 from dgemma_local.tokens import Message
 
 HI: list[Message] = [{"role": "user", "content": "Hi"}]
@@ -71,14 +79,14 @@ def test_what_a_session_knows(session: Session, folder: Path) -> None:
     ("dtype", "held"), [(None, torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
 )
 def test_the_dtype_that_was_asked_for(folder: Path, dtype: str | None, held: torch.dtype) -> None:
-    opened = open_session(str(folder), dtype)
+    opened = open_session(str(folder), Wishes(dtype=dtype))
     assert opened.conversation.model.dtype == held
     assert finished(answer(opened)).steps == 8
 
 
 def test_an_unknown_dtype_is_refused_before_anything_is_read() -> None:
     with pytest.raises(UsageError, match="the dtype 'float16' is not known") as caught:
-        open_session("no/such/folder", "float16")
+        open_session("no/such/folder", Wishes(dtype="float16"))
     assert caught.value.fix == "choose one of: float32, bfloat16"
 
 
@@ -228,10 +236,57 @@ def test_the_same_prompt_again_is_not_encoded(session: Session) -> None:
     assert again == [Prefilled(n, n), *first[1:]]
 
 
-def test_a_cache_that_cannot_step_back_is_byte_for_byte_a_new_one(session: Session, folder: Path) -> None:
-    """More than the slack of four canvases behind a window of 8: the prompts share only <bos>."""
-    answer(session, [{"role": "user", "content": "a" * 200}])
-    assert answer(session, HI) == alone(folder, HI)
+def test_a_cache_that_cannot_step_back_is_byte_for_byte_a_new_one(tmp_path: Path) -> None:
+    """A prompt longer than a prefill chunk behind a window of 8, and one that shares only <bos> with it."""
+    write_tiny(tmp_path, vocab=128, max_positions=4000)
+    vocabulary.write(tmp_path)
+    session = open_session(str(tmp_path))
+    answer(session, [{"role": "user", "content": "a" * 1200}])
+    assert answer(session, HI) == alone(tmp_path, HI)
+
+
+# ── planned before it is loaded ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_memory_is_planned_as_wished(folder: Path) -> None:
+    session = open_session(str(folder), Wishes(context=100, checksum=True))
+    assert session.conversation.context == 100 == session.planned.estimate.context
+    with pytest.raises(PromptError, match="the context of 100 is exceeded"):
+        answer(session, [{"role": "user", "content": "a" * 100}])
+    assert session.proof.checksum is not None and session.proof.read == session.planned.estimate.weights
+    assert open_session(str(folder)).conversation.context == 400  # all that the model has
+
+
+@pytest.mark.parametrize("context", [12, 401])
+def test_a_context_the_model_does_not_have(folder: Path, context: int) -> None:
+    with pytest.raises(UsageError, match=f"a context of {context} tokens cannot be given"):
+        open_session(str(folder), Wishes(context=context))
+
+
+def test_what_does_not_fit_is_refused_before_a_tensor_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte holds the weights and a short context, half of one nothing."""
+    needed = open_session(str(folder)).planned.estimate.allocated / 1e9
+
+    def no_reading(*_: object, **__: object) -> None:
+        raise AssertionError("a tensor was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "fill", no_reading)
+        with pytest.raises(DoesNotFit, match="tiny0 fits with a context of at most"):
+            open_session(str(folder), Wishes(context=400, vram=needed * 0.9))
+        with pytest.raises(DoesNotFit, match="tiny0 does not fit"):
+            open_session(str(folder), Wishes(vram=needed / 10))
+    shorter = open_session(str(folder), Wishes(vram=needed * 0.9))  # no context was asked for: as much as fits
+    assert 12 < shorter.conversation.context < 400
+    assert len(answer(shorter)) > 3
+
+
+def test_a_device_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(UsageError, match="the device 'tpu' is not known"):
+        open_session(str(folder), Wishes(device="tpu"))
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="torch sees no CUDA device"):
+            open_session(str(folder), Wishes(device="cuda"))
 
 
 # ── Ctrl-C ────────────────────────────────────────────────────────────────────────────────────────────────────────

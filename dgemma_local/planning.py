@@ -1,0 +1,68 @@
+"""One run, planned before anything is loaded: how its weights are held, what it takes beside them, whether that fits.
+
+    headers ─► layout.plan ─► fit.estimate ─► budget: --vram, else the card's free memory, else RAM ─► verdict
+
+A checkpoint that has not been fetched is planned from its headers alone (`hub.remote_checkpoint`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dgemma_local.card import Card, cards, host_memory
+from dgemma_local.checkpoint import Checkpoint
+from dgemma_local.config import ModelConfig
+from dgemma_local.errors import UsageError
+from dgemma_local.fit import Estimate, Verdict, budget, estimate, verdict
+from dgemma_local.layout import Options, Plan, plan
+from dgemma_local.schemes import scheme_of
+
+DEFAULT_CONTEXT = 8192  # tokens of prompt and answer, where neither the user nor the model says less
+
+Device = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Where the weights go, what the run takes, and what is said of it. No verdict where nothing is known of the device."""
+
+    layout: Plan
+    estimate: Estimate
+    verdict: Verdict | None
+
+    @property
+    def agreed(self) -> Estimate | None:
+        """What may be allocated: as asked where nothing is known, None where nothing fits."""
+        return self.estimate if self.verdict is None else self.verdict.plan
+
+
+def plan_run(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    options: Options,
+    *,
+    device: Device,
+    context: int | None = None,
+    vram: float | None = None,
+) -> Planned:
+    """`context` None: DEFAULT_CONTEXT, or all that the model has. `vram` in GB; without it, what is free now.
+
+    Raises UsageError on a context that the model does not have, CheckpointError as `layout.plan` does.
+    """
+    least, most = config.canvas_length + 1, config.max_positions
+    if context is not None and not least <= context <= most:
+        raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
+    layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
+    asked = estimate(
+        config,
+        layout.resident,
+        context=context or min(DEFAULT_CONTEXT, most),
+        compute="fp32" if layout.held["norm"].dtype.itemsize > 2 else "bf16",
+        device=device,
+    )
+    have = budget(vram, first_card() if device == "cuda" else None, host_memory() if device == "cpu" else None)
+    return Planned(layout, asked, None if have is None else verdict(asked, have))
+
+
+def first_card() -> Card | None:
+    """The card that a run takes."""
+    return next(iter(cards()), None)

@@ -1,0 +1,71 @@
+"""How a load goes, and afterwards what it did.
+
+loaded: 47,021 tensors placed in 633 parameters, 16.90 GB in 9.1 s (1.86 GB/s)
+left out: 356 tensors (images are not read yet)
+held: experts nvfp4 12.85 GB, attention bf16 2.22 GB, …
+checksum of the stored bytes: 5f0c2e9a41d7b386
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dgemma_local.ui.models import show_plan
+from dgemma_local.ui.terminal import stderr
+
+if TYPE_CHECKING:
+    from dgemma_local.loading import Proof
+    from dgemma_local.planning import Planned
+
+WORTH_SHOWING = 500 * 10**6  # bytes; less is read before anyone has looked
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """What `open_session` tells: bytes read and bytes in all, shown on stderr while the block runs."""
+    from dgemma_local.ui import shelf
+
+    with shelf.progress(quiet=quiet) as watch:
+        before = 0
+
+        def arrived(done: int, total: int) -> None:
+            nonlocal before
+            if total < WORTH_SHOWING:
+                return
+            if not before:
+                watch.start("loading", total, 0)
+            watch.advance(done - before)
+            before = done
+
+        yield arrived
+
+
+def show_proof(planned: "Planned", proof: "Proof") -> None:
+    """The plan and what became of it, on stderr."""
+    terminal = stderr()
+    show_plan(planned.agreed or planned.estimate, planned.verdict, sys.stderr)
+    for line in proof_lines(proof):
+        terminal.say(line)
+
+
+def proof_lines(proof: "Proof") -> Iterator[str]:
+    """Tensors seen and where they went, bytes by component and dtype, a checksum if there is one."""
+    speed = proof.read / 1e9 / max(proof.seconds, 1e-3)
+    yield (
+        f"loaded: {proof.placed:,} tensors placed in {proof.filled:,} parameters, "
+        f"{proof.read / 1e9:.2f} GB in {proof.seconds:.1f} s ({speed:.2f} GB/s)"
+    )
+    for reason, count in Counter(proof.ignored.values()).items():
+        yield f"left out: {count:,} tensors ({reason})"
+    if proof.compared:
+        yield f"compared: {proof.compared:,} copies of tied weights, all equal"
+    held = (f"{component} {dtype} {_bytes(size)}" for (component, dtype), size in proof.resident.items())
+    yield f"held: {', '.join(held)}"
+    if proof.checksum is not None:
+        yield f"checksum of the stored bytes: {proof.checksum}"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.3f} MB"

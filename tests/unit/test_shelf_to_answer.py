@@ -1,0 +1,159 @@
+"""From the hub to an answer: a tiny model in RedHat's and NVIDIA's layouts is planned unseen, fetched, loaded and asked."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from hub_server import Hub, Repository
+from huggingface_hub import close_session, constants
+from tiny_quantised import SCHEMES, write_quantised
+from typer.testing import CliRunner
+
+from dgemma_local import auto, cli, planning
+from dgemma_local.card import Card
+from dgemma_local.demo import vocabulary
+from dgemma_local.hub import pull as pulling
+from dgemma_local.hub import transfer
+from dgemma_local.registry import user_file
+
+REPOSITORIES = {scheme: f"org/{scheme}" for scheme in SCHEMES}
+TABLE = "".join(
+    f'[{scheme}]\nrepository = "{name}"\nformat = "{scheme.replace("modelopt", "nvfp4")}"\nbytes = 90_000\n'
+    for scheme, name in REPOSITORIES.items()
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """Every file of each repository by name."""
+    found = {}
+    for scheme, name in REPOSITORIES.items():
+        folder = tmp_path_factory.mktemp(scheme)
+        write_quantised(folder, scheme, vocab=128, max_positions=400)
+        vocabulary.write(folder)
+        found[name] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return found
+
+
+@pytest.fixture
+def server(files: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in list(os.environ):
+        if name.startswith(("HF_", "XDG_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr(transfer, "WAITS", ())
+    monkeypatch.setattr(pulling, "MARGIN", 0)
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text(TABLE)
+    with Hub({name: Repository(content) for name, content in files.items()}) as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        yield running
+    close_session()
+
+
+def dgemma(*arguments: str) -> Result:
+    found = CliRunner().invoke(cli.app, list(arguments))
+    assert "Traceback" not in found.output
+    return found
+
+
+def plan(*arguments: str) -> dict[str, Any]:
+    found = dgemma("models", "show", *arguments, "--json")
+    assert found.exit_code == 0, found.output
+    shown: dict[str, Any] = json.loads(found.stdout)
+    return shown
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_planned_fetched_loaded_asked(
+    scheme: str, server: Hub, files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = len(files[REPOSITORIES[scheme]]["model.safetensors"])
+    before = plan(scheme, "--context", "100")
+    assert server.sent < weights // 2, "headers alone"
+    assert dgemma("run", "-m", scheme, "-p", "Hi").exit_code == 4  # not here yet
+    assert dgemma("pull", scheme, "-q").exit_code == 0
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    server.shutdown()
+    assert plan(scheme, "--context", "100")["components"] == before["components"]
+    found = dgemma(
+        "run",
+        "-m",
+        scheme,
+        "-p",
+        "Hi",
+        "--seed",
+        "3",
+        "--max-tokens",
+        "12",
+        "--steps",
+        "3",
+        "--context",
+        "100",
+        "--verbose",
+    )
+    assert found.exit_code in (0, 9), found.output  # a random model may end at once
+    assert "fits: " in found.stderr
+    assert "checksum of the stored bytes: " in found.stderr and "left out" not in found.stderr
+    kind = "fp8" if scheme == "fp8" else "nvfp4"
+    assert f"experts {kind}" in found.stderr
+
+
+def test_attention_in_fp8_is_planned_and_held(server: Hub) -> None:
+    as_stored = {(part["name"], part["dtype"]): part["bytes"] for part in plan("nvfp4")["components"]}
+    leaner = {(p["name"], p["dtype"]): p["bytes"] for p in plan("nvfp4", "--fp8-attention")["components"]}
+    assert leaner["attention", "fp8"] < 0.6 * as_stored["attention", "bf16"]
+
+
+def test_a_budget_is_held_before_anything_is_fetched(server: Hub) -> None:
+    needed = plan("nvfp4", "--context", "400")["allocated"] / 1e9
+    verdict = plan("nvfp4", "--context", "400", "--vram", f"{needed * 1.01:.9f}")["verdict"]
+    assert verdict["context"] == 400 and not verdict["cures"]
+    verdict = plan("nvfp4", "--context", "400", "--vram", f"{needed * 0.95:.9f}")["verdict"]
+    assert 12 < verdict["context"] < 400 and "context of at most" in verdict["cures"][0]
+    lines = dgemma("models", "show", "nvfp4", "--vram", "0.0001").stdout.splitlines()
+    assert any(line.startswith("does not fit: ") for line in lines) and lines[-1].startswith("fix: ")
+
+
+def card(total: float) -> Card:
+    size = int(total * 1e9)
+    return Card(index=0, name="NVIDIA GeForce RTX 4090", uuid="GPU-1", total=size, free=size - 10**9)
+
+
+def test_auto_takes_what_suits_the_card(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's two are the smallest of their formats; nothing is fetched, so `run` answers with the demo and says why."""
+    monkeypatch.setattr(auto, "cards", lambda: (card(25.8),))
+    monkeypatch.setattr(planning, "cards", lambda: (card(25.8),))
+    found = dgemma("pull")
+    assert found.exit_code == 0 and "nvfp4: NVFP4: NVIDIA GeForce RTX 4090 has 25.80 GB" in found.stderr
+    assert auto.to_run() == ("nvfp4", "nvfp4 (NVFP4: NVIDIA GeForce RTX 4090 has 25.80 GB; FP8 is taken from 40 GB on)")
+    monkeypatch.setattr(auto, "cards", lambda: (card(34.0),))
+    name, why = auto.to_run(quality=True)
+    assert name == "demo" and "`dgemma pull` fetches fp8 (FP8: " in why
+    monkeypatch.setattr(auto, "cards", lambda: ())
+    assert auto.to_run() == ("demo", "")
+
+
+@pytest.mark.parametrize("arguments", [("--prefer", "quality", "-m", "demo"), ("--quiet", "--verbose")])
+def test_flags_that_contradict_each_other(arguments: tuple[str, ...], server: Hub) -> None:
+    assert dgemma("run", "-p", "Hi", *arguments).exit_code == 2
+
+
+def test_what_the_hub_has_may_be_no_checkpoint(server: Hub, files: dict[str, dict[str, bytes]]) -> None:
+    name = REPOSITORIES["fp8"]
+    config = json.loads(files[name]["config.json"])
+    config["quantization_config"] = {"quant_method": "gptq"}
+    server.repositories[name] = Repository(files[name] | {"config.json": json.dumps(config).encode()})
+    found = dgemma("models", "show", "fp8")
+    assert found.exit_code == 6 and "quantised by 'gptq'" in found.stderr
