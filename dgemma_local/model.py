@@ -259,7 +259,7 @@ class DiffusionGemma:
             )
             for i in range(len(config.layers))
         ]
-        self._rotary: dict[LayerConfig, Rotary] = {}
+        self._rotary: dict[LayerConfig, tuple[tuple[int, int], Rotary]] = {}  # of the last pass: start, rows
 
     # ── the engine's verbs ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -285,8 +285,7 @@ class DiffusionGemma:
 
         The cache's committed entries are not touched.
         """
-        x = self.self_conditioning(self.embed(canvas), signal)
-        return self.head(self.hidden(x, cache, causal=False))
+        return self.head(self.hidden(self.self_conditioning(self.embed(canvas), signal), cache, causal=False))
 
     @torch.inference_mode()
     def first_bad_layer(self, canvas: Tensor, cache: Cache, signal: Tensor | None) -> str:
@@ -354,14 +353,15 @@ class DiffusionGemma:
         return logits
 
     def _rotary_at(self, geometry: LayerConfig, start: int, rows: int) -> Rotary:
-        """Rows start … start + rows - 1 of the geometry's table, which grows by doubling."""
-        held = self._rotary.get(geometry)
-        if held is None or held[0].shape[0] < start + rows:
-            size = max(start + rows, 2 * held[0].shape[0] if held else 2 * PREFILL_CHUNK)
-            positions = torch.arange(size, device=self.device)
-            cos, sin = rope.table(self.config.rope[geometry.kind], geometry.head_dim, positions, self.dtype)
-            held = self._rotary[geometry] = (cos[:, None], sin[:, None])
-        return held[0][start : start + rows], held[1][start : start + rows]
+        """cos and sin of the pass at `start`. All steps of a canvas share them; of a long context they would be 800 MB."""
+        at, tables = self._rotary.get(geometry, (None, None))
+        if tables is None or at != (start, rows):
+            with torch.inference_mode(False):  # training may be the next to read them
+                positions = torch.arange(start, start + rows, device=self.device)
+                cos, sin = rope.table(self.config.rope[geometry.kind], geometry.head_dim, positions, self.dtype)
+            tables = cos[:, None], sin[:, None]
+            self._rotary[geometry] = (start, rows), tables
+        return tables
 
 
 def _at_once(across: int) -> int:

@@ -302,8 +302,8 @@ def test_any_cutting_equals_one_pass(model: DiffusionGemma, lengths: list[int], 
     close(model.denoise(canvas, cache, None), model.denoise(canvas, whole, None))
 
 
-def test_a_prompt_longer_than_the_rotary_table_and_the_default_chunk(model: DiffusionGemma) -> None:
-    """2,100 tokens: chunks of 512, and the table of 1,024 rows has grown twice."""
+def test_a_prompt_of_many_default_chunks(model: DiffusionGemma) -> None:
+    """2,100 tokens: four chunks of 512 and a rest, each at rotary positions of its own."""
     prompt, canvas = ids(2100, seed=9), ids(C, seed=1)
     cache = model.new_cache()
     model.encode(prompt, cache)
