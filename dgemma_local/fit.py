@@ -292,7 +292,7 @@ def lighter(config: ModelConfig, resident: Resident) -> Iterator[tuple[str, Resi
     if ("attention", "fp8") not in forms:
         forms = {key: size for key, size in forms.items() if key[0] != "attention"}
         forms["attention", "fp8"] = attention + 2 * rows  # a bf16 scale a row
-        said.append("attention in FP8")
+        said.append("--fp8-attention")
         yield " and ".join(said), forms
 
 

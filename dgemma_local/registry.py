@@ -46,7 +46,7 @@ class Entry:
     folder: Path | None = None
     format: str | None = None  # "bf16", "fp8", "nvfp4"
     bytes: int | None = None  # of the weight files
-    needs: float | None = None  # GiB of VRAM with 8,192 tokens of context; 0: runs on a CPU
+    needs: float | None = None  # GB of VRAM with 8,192 tokens of context; 0: runs on a CPU
     licence: str | None = None
     note: str = ""  # one line on quality
 

@@ -5,6 +5,7 @@ for event in session.answer([{"role": "user", "content": "Hello"}], seed=1):
     ...
 """
 
+import os
 import signal
 import threading
 import time
@@ -166,6 +167,7 @@ def open_session(
 def _device(wish: str | None, folder: Path) -> Device:
     if wish not in (None, "cpu", "cuda"):
         raise UsageError(f"the device {wish!r} is not known", "choose one of: cpu, cuda")
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's, so that the card is the one planned for
     there = torch.cuda.is_available()
     if wish == "cuda" and not there:
         raise UsageError("torch sees no CUDA device", "drop --device cuda, or install torch's CUDA build and a driver")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dgemma_local.ui.models import show_plan
+from dgemma_local.ui.models import gb, show_plan
 from dgemma_local.ui.terminal import stderr
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def proof_lines(proof: "Proof") -> Iterator[str]:
         yield f"left out: {count:,} tensors ({reason})"
     if proof.compared:
         yield f"compared: {proof.compared:,} copies of tied weights, all equal"
-    held = (f"{component} {dtype} {_bytes(size)}" for (component, dtype), size in proof.resident.items())
+    held = (f"{component} {dtype} {gb(size)}" for (component, dtype), size in proof.resident.items())
     yield f"held: {', '.join(held)}"
     if proof.checksum is not None:
         yield f"checksum of the stored bytes: {proof.checksum}"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.3f} MB"

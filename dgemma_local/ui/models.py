@@ -50,7 +50,7 @@ def show_models(entries: Iterable[Entry], out: TextIO) -> None:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    needs = "-" if entry.needs is None else f"{entry.needs:.1f} GiB" if entry.needs else "none"
+    needs = "-" if entry.needs is None else f"{entry.needs:.1f} GB" if entry.needs else "none"
     return (
         entry.name,
         entry.format or "-",
@@ -67,9 +67,9 @@ def show_plan(estimate: "Estimate", verdict: "Verdict | None", out: TextIO) -> N
     table = [*_plan(estimate), *(() if verdict is None else _budget(verdict))]
     said = [] if verdict is None else [verdict.line, *(f"fix: {cure}" for cure in verdict.cures)]
     if not out.isatty():
-        width, digits = (max(map(len, column)) for column in zip(*((n, _gb(s)) for n, s in table), strict=True))
+        width, digits = (max(map(len, column)) for column in zip(*((n, gb(s)) for n, s in table), strict=True))
         for name, size in table:
-            print(f"{name.ljust(width)}  {_gb(size).rjust(digits)}", file=out)
+            print(f"{name.ljust(width)}  {gb(size).rjust(digits)}", file=out)
         for line in said:
             print(printable(line), file=out)
     else:
@@ -77,7 +77,7 @@ def show_plan(estimate: "Estimate", verdict: "Verdict | None", out: TextIO) -> N
         grid.add_column(no_wrap=True)
         grid.add_column(justify="right", no_wrap=True)
         for name, size in table:
-            grid.add_row(name, _gb(size), style="dim" if name.startswith(" ") else "bold" if name == "total" else "")
+            grid.add_row(name, gb(size), style="dim" if name.startswith(" ") else "bold" if name == "total" else "")
         terminal = Terminal(out)
         terminal.print(grid)
         for line in said:
@@ -145,5 +145,8 @@ def _name(part: "Component", context: int) -> str:
     return f"{part.name}, {context:,} tokens" if part.name == "KV cache" else part.name
 
 
-def _gb(size: int | None) -> str:
-    return "?" if size is None else f"{size / 1e9:.2f} GB"
+def gb(size: int | None) -> str:
+    """Bytes for people; `?` where nobody said."""
+    if size is None:
+        return "?"
+    return f"{size / 1e9:.2f} GB" if size >= 5e6 else f"{size / 1e6:.2f} MB"  # what would read 0.00 GB

@@ -361,9 +361,9 @@ def test_models_in_a_pipe_are_aligned_columns(monkeypatch: pytest.MonkeyPatch, t
     ]
     monkeypatch.setattr(registry, "table", lambda: {entry.name: entry for entry in entries})
     assert dgemma("models").stdout.splitlines() == [
-        "name       format  weights      VRAM  here  licence  note",
-        "a          bf16          -      none  yes   MIT      x y",
-        "long-name  -       51.6 GB  48.9 GiB  no    -",
+        "name       format  weights     VRAM  here  licence  note",
+        "a          bf16          -     none  yes   MIT      x y",
+        "long-name  -       51.6 GB  48.9 GB  no    -",
     ]
 
 

@@ -217,7 +217,7 @@ def test_redhat_s_nvfp4_fits_18_gb_with_8192_tokens(real: ModelConfig) -> None:
 def test_nvidia_s_nvfp4_is_refused_at_18_gb_and_fits_with_fp8_attention(real: ModelConfig) -> None:
     plan = estimate(real, NVIDIA, context=8192)
     said = verdict(plan, on(budget(vram=18.0)))
-    assert not said.fits and said.plan is None and said.cures == ("take attention in FP8",)
+    assert not said.fits and said.plan is None and said.cures == ("take --fp8-attention",)
     assert said.line == (
         "does not fit: 8,192 tokens of context need 18.67 GB, and 18.00 GB were given; the weights alone are 17.67 GB"
     )
@@ -234,14 +234,14 @@ def test_fp8_is_refused_on_a_4090_with_the_sizes(real: ModelConfig) -> None:
 
 
 def test_the_lighter_forms_are_the_published_bytes(real: ModelConfig) -> None:
-    names = ["the model without its vision tower", "the NVFP4 format", "attention in FP8"]
+    names = ["the model without its vision tower", "the NVFP4 format", "--fp8-attention"]
     forms = list(lighter(real, FP8 | VISION))
     assert forms == [
         (names[0], FP8),
         (" and ".join(names[:2]), REDHAT),
         (" and ".join(names), with_fp8_attention(REDHAT)),
     ]
-    assert list(lighter(real, NVIDIA)) == [("attention in FP8", with_fp8_attention(NVIDIA))]
+    assert list(lighter(real, NVIDIA)) == [("--fp8-attention", with_fp8_attention(NVIDIA))]
     assert not list(lighter(real, with_fp8_attention(REDHAT)))
 
 
@@ -339,7 +339,7 @@ def test_who_holds_the_card_is_named_when_that_would_do(real: ModelConfig) -> No
 
     first, both = "python3 (pid 1, 5,000 MiB)", "python3 (pid 1, 5,000 MiB), Xorg (pid 2, 900 MiB)"
     other = "use a card with 18.25 GB free"
-    assert cures(16_900, busy) == (f"end what else holds the card: {first}", "take attention in FP8")
+    assert cures(16_900, busy) == (f"end what else holds the card: {first}", "take --fp8-attention")
     assert cures(12_000, busy) == (f"end what else holds the card: {both}", other)
     assert cures(11_000, busy) == (other,)
     assert cures(12_000, (busy[1], replace(busy[0], bytes=None))) == (other,)

@@ -1,13 +1,18 @@
 """Every tensor of the four published checkpoints has its place, to the byte."""
 
+from pathlib import Path
+
 import published
 import pytest
 
 from dgemma_local.checkpoint import TensorInfo
 from dgemma_local.config import ModelConfig
+from dgemma_local.fit import Estimate, estimate
 from dgemma_local.layout import Options, Plan, plan
+from dgemma_local.registry import table
 from dgemma_local.schemes import scheme_of
 
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 GIANT = {
     "google-bf16": (1_047, 51_647_562_456),
     "redhat-fp8-dynamic": (24_232, 27_197_665_496),
@@ -65,6 +70,33 @@ def test_every_row_of_every_parameter_is_filled_once(
             for expert in experts:
                 covered = [row for a, b in sorted(spans[parameter, where, expert]) for row in range(a, b)]
                 assert covered == list(range(size)), (parameter, where, expert)
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "leaner"),
+    [
+        ("26b-a4b-bf16", "google-bf16", None),
+        ("26b-a4b-fp8", "redhat-fp8-dynamic", None),
+        ("26b-a4b-nvfp4", "redhat-nvfp4", 16.8),
+        ("26b-a4b-nvfp4-nvidia", "nvidia-nvfp4", 17.6),
+    ],
+)
+def test_the_tables_say_what_is_planned(
+    entry: str, name: str, leaner: float | None, config: ModelConfig, lists: dict[str, dict[str, TensorInfo]]
+) -> None:
+    """models.toml's `needs`, and README's two columns."""
+
+    def planned_for(options: Options | None = None) -> Estimate:
+        return estimate(config, planned(config, lists[name], name, options).resident, context=8192)
+
+    as_stored = planned_for()
+    assert table()[entry].needs == pytest.approx(as_stored.total / 1e9, abs=0.05)
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| `{entry}`")]
+    files, plain, fp8 = (cell.strip() for cell in row.split("|")[3:6])
+    stored = table()[entry].bytes
+    assert stored and files == f"{stored / 1e9:.1f} GB" and plain == f"{as_stored.allocated / 1e9:.1f} GB"
+    if leaner is not None:
+        assert fp8 == f"{leaner} GB" == f"{planned_for(Options(fp8_attention=True)).allocated / 1e9:.1f} GB"
 
 
 def test_components_have_the_published_bytes(config: ModelConfig, lists: dict[str, dict[str, TensorInfo]]) -> None:

@@ -22,7 +22,7 @@ def test_a_proof_in_lines() -> None:
         "loaded: 46,981 tensors placed in 665 parameters, 16.90 GB in 9.2 s (1.83 GB/s)",
         "left out: 356 tensors (images are not read yet)",
         "compared: 2 copies of tied weights, all equal",
-        "held: experts nvfp4 12.85 GB, norms and scalars bf16 1.407 MB",
+        "held: experts nvfp4 12.85 GB, norms and scalars bf16 1.41 MB",
         "checksum of the stored bytes: 5f0c2e9a41d7b386",
     ]
     assert len(list(loading.proof_lines(Proof()))) == 2

@@ -60,7 +60,7 @@ def test_a_plan_in_a_pipe() -> None:
         "experts (nvfp4)                  12.85 GB",
         "attention (bf16)                  2.22 GB",
         "KV cache, 8,192 tokens            0.64 GB",
-        "rotary tables                     0.00 GB",
+        "rotary tables                     0.79 MB",
         "working memory, the largest of    0.36 GB",
         "  canvas × vocabulary             0.36 GB",
         "  denoising step                  0.08 GB",
@@ -82,7 +82,7 @@ def test_a_refusal_shows_what_would_do() -> None:
     assert out.getvalue().splitlines()[-3:] == [
         "--vram, the CUDA context not counted  15.00 GB",
         "does not fit: 8,192 tokens of context need 16.07 GB, and 15.00 GB were given; the weights alone are 15.07 GB",
-        "fix: take attention in FP8",
+        "fix: take --fp8-attention",
     ]
 
 
