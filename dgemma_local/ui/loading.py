@@ -9,13 +9,14 @@ checksum of the stored bytes: 5f0c2e9a41d7b386
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from dgemma_local.ui.models import gb, show_plan
 from dgemma_local.ui.terminal import stderr
 
 if TYPE_CHECKING:
+    from dgemma_local.hub import Watch
     from dgemma_local.loading import Proof
     from dgemma_local.planning import Planned
 
@@ -25,16 +26,18 @@ WORTH_SHOWING = 500 * 10**6  # bytes; less is read before anyone has looked
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """What `open_session` tells: bytes read and bytes in all, shown on stderr while the block runs."""
-    from dgemma_local.ui import shelf
-
-    with shelf.progress(quiet=quiet) as watch:
+    with ExitStack() as stack:
+        watch: Watch | None = None
         before = 0
 
         def arrived(done: int, total: int) -> None:
-            nonlocal before
+            nonlocal watch, before
             if total < WORTH_SHOWING:
                 return
-            if not before:
+            if watch is None:
+                from dgemma_local.ui import shelf
+
+                watch = stack.enter_context(shelf.progress(quiet=quiet))
                 watch.start("loading", total, 0)
             watch.advance(done - before)
             before = done

@@ -272,9 +272,9 @@ def test_what_does_not_fit_is_refused_before_a_tensor_is_read(folder: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "fill", no_reading)
-        with pytest.raises(DoesNotFit, match="tiny0 fits with a context of at most"):
+        with pytest.raises(DoesNotFit, match=f"{folder.name} fits with a context of at most"):
             open_session(str(folder), Wishes(context=400, vram=needed * 0.9))
-        with pytest.raises(DoesNotFit, match="tiny0 does not fit"):
+        with pytest.raises(DoesNotFit, match=f"{folder.name} does not fit"):
             open_session(str(folder), Wishes(vram=needed / 10))
     shorter = open_session(str(folder), Wishes(vram=needed * 0.9))  # no context was asked for: as much as fits
     assert 12 < shorter.conversation.context < 400
