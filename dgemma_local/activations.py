@@ -64,7 +64,7 @@ class Activations:
         *whole, last = self.config.layers
         layers = [self._layer(T, layer, T * seen[layer.kind] * self.b) for layer in set(whole)]
         grown = self.rotary(T) - self.rotary(self.config.canvas_length)
-        return 8 * end + masks + grown + max(*layers, self._project(T, last), 0)
+        return max(0, 8 * end + masks + grown + max(*layers, self._project(T, last), 0))
 
     def _layer(self, T: int, layer: LayerConfig, bias: int = 0) -> int:
         return max(self._project(T, layer), self._attend(T, layer, bias), self._mlp(T), self._experts(T))

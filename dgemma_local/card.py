@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 MIB = 1 << 20
-TIMEOUT = 20.0  # seconds: without the persistence daemon each card takes a second or two to wake up
+TIMEOUT = 8.0  # seconds: without the persistence daemon each card takes a second or two to wake up
 _CARD = ("index", "name", "memory.total", "memory.used", "compute_cap", "driver_version", "uuid", "memory.free")
 _HOLDER = ("pid", "process_name", "used_memory", "gpu_uuid")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from dgemma_local.errors import CheckpointError
+from dgemma_local.errors import CheckpointError, ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -87,6 +87,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     raise _nothing_there(folder, files)
 
 
+def refuse_special_files(folder: Path) -> None:
+    """A pipe would be waited for, a device read for ever. Raises CheckpointError: something here that is not a file."""
+    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+        if path.suffix in (".json", ".jinja", ".safetensors") and path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a regular file", _WHOLE)
+
+
 def families(names: list[str], most: int = 3) -> str:
     """Names grouped by pattern, layer and expert numbers written N: `a.N.b ×30 (first: a.0.b)`, and how many kinds more."""
     groups: dict[str, list[str]] = {}
@@ -100,13 +107,13 @@ def families(names: list[str], most: int = 3) -> str:
 
 
 def quantisation_of(config: object) -> Mapping[str, Any] | None:
-    """What config.json says about quantisation, if anything. Raises CheckpointError: something that is not an object."""
+    """What config.json says about quantisation, if anything. Raises ConfigError: something that is not an object."""
     if not isinstance(config, dict):
         return None
     for key in _QUANTISED:
         if scheme := config.get(key):
             if not isinstance(scheme, dict):
-                raise CheckpointError(f"config.json: '{key}' is not an object", _AGAIN)
+                raise ConfigError(f"config.json: '{key}' is not an object", _AGAIN)
             return scheme
     return None
 
@@ -197,8 +204,10 @@ def parse_header(path: Path, header: bytes, size: int) -> dict[str, TensorInfo]:
     """
     try:
         entries = json.loads(header, object_pairs_hook=_no_name_twice)
+    except _Twice as error:
+        raise CheckpointError(f"{path} has {error.args[0]!r:.200} twice in its header", _AGAIN) from None
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{path} has a broken header: not JSON with each name once", _AGAIN) from None
+        raise CheckpointError(f"{path} has a broken header: not JSON", _AGAIN) from None
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path} has a broken header: not an object", _AGAIN)
     start = 8 + len(header)
@@ -219,10 +228,17 @@ def parse_header(path: Path, header: bytes, size: int) -> dict[str, TensorInfo]:
     return tensors
 
 
+class _Twice(Exception):
+    """A name stands twice in one JSON object."""
+
+
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) != len(dict(pairs)):
-        raise ValueError("a name stands twice")
-    return dict(pairs)
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _Twice(name)
+        found[name] = value
+    return found
 
 
 def _parse_entry(path: Path, name: str, entry: Any, start: int) -> TensorInfo:

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dgemma_local import __version__
-from dgemma_local.cli_models import AUTO, Prefer, WithPrefer, app_models, pull
+from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer, app_models, pull
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, DgemmaError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 LARGEST_SEED = (1 << 64) - 1
 LONGEST_LINE = 400  # characters of an error
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, of which typer carries a copy of its own
 
 
 class Dtype(StrEnum):
@@ -52,6 +55,13 @@ class Commands(TyperGroup):
             found = super().invoke(ctx)
             sys.stdout.flush()
             return found
+        except _UsageError as error:
+            if not error.args or type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            where = getattr(error, "ctx", None) or ctx
+            what = getattr(error, "format_message", error.__str__)()
+            _say(f"error: {_line(what)}\n  fix: `{where.command_path} --help` lists what can be given")
+            code = UsageError.exit_code
         except DgemmaError as error:
             _say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
             code = error.exit_code
@@ -139,7 +149,9 @@ def run(
     ] = None,
     vram: Annotated[
         float | None,
-        typer.Option("--vram", min=0, metavar="GB", help="Stay within so much. Default: what is free."),
+        typer.Option(
+            "--vram", min=0, max=LARGEST_VRAM, metavar="GB", help="Stay within so much. Default: what is free."
+        ),
     ] = None,
     prefer: WithPrefer = None,
     fp8_attention: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgemma_local.errors import FetchError, UnknownModel, UsageError
+from dgemma_local.errors import DoesNotFit, FetchError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
     from dgemma_local.checkpoint import Checkpoint
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 app_models = typer.Typer(invoke_without_command=True, help="List, or remove, the models of the table.")
 
 AUTO = "auto"
+LARGEST_VRAM = 10_000  # GB; inf is no budget
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `dgemma models`.", show_default=False)]
 OrAuto = Annotated[
     str, typer.Argument(metavar="[NAME]", help="A name from `dgemma models`; auto: what suits this card.")
@@ -43,9 +44,12 @@ def pull(
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash what is here already, too, and fetch damaged files again.")
     ] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Fetch it although it does not fit this card.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the folder and errors.")] = False,
 ) -> None:
     """Fetch a model into the Hugging Face cache; its folder goes to stdout.
+
+    Where there is a card, it is first planned from its headers whether the model will fit there.
 
     A fetch that was interrupted goes on where it was. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE count.
     """
@@ -66,6 +70,8 @@ def pull(
         return
     if revision is not None:
         entry = replace(entry, revision=revision)
+    if not anyway and hub.folder_of(entry) is None:
+        _check_fit(entry, quiet=quiet)
     if not quiet:
         stderr().say(f"{entry.repository} into {hub.root()}")
     try:
@@ -111,13 +117,19 @@ def show(
         int | None, typer.Option("--context", min=1, metavar="N", help="Tokens of prompt and answer. Default: 8192.")
     ] = None,
     vram: Annotated[
-        float | None, typer.Option("--vram", min=0, metavar="GB", help="Hold it to so much. Default: what is free.")
+        float | None,
+        typer.Option(
+            "--vram", min=0, max=LARGEST_VRAM, metavar="GB", help="Hold it to so much. Default: what is free."
+        ),
     ] = None,
     fp8_attention: Annotated[bool, typer.Option("--fp8-attention", help="With attention held in FP8.")] = False,
     fp8_embedding: Annotated[bool, typer.Option("--fp8-embedding", help="With the embedding held in FP8.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="In bytes, as one JSON object.")] = False,
 ) -> None:
-    """Plan a model's memory, component by component. Nothing is downloaded but headers."""
+    """Plan a model's memory, component by component. Nothing is downloaded but headers.
+
+    Exit code 11 where it does not fit as asked.
+    """
     import json
 
     from dgemma_local.config import load_model_config
@@ -138,6 +150,8 @@ def show(
         typer.echo(json.dumps(plan_to_json(planned.estimate, planned.verdict)))
     else:
         show_plan(planned.estimate, planned.verdict, sys.stdout)
+    if planned.verdict is not None and not planned.verdict.fits:
+        raise typer.Exit(DoesNotFit.exit_code)
 
 
 @app_models.command("rm")
@@ -155,7 +169,7 @@ def remove(
     count = hub.held(entry)
     if not count and entry.folder is not None:
         raise UsageError(
-            f"{entry.name!r} lies in a folder of its own: {entry.folder}", "only what was fetched is removed"
+            f"{entry.name!r} lies in a folder of its own: {entry.folder}", "nothing was fetched, so nothing is removed"
         )
     if not count:
         raise UnknownModel(f"nothing of {entry.name!r} is on this machine", "`dgemma models` shows what is")
@@ -176,16 +190,46 @@ def _auto(prefer: Prefer | None, *, quiet: bool) -> "Entry":
     return found.entry
 
 
+def _check_fit(entry: "Entry", *, quiet: bool) -> None:
+    """Raises DoesNotFit where the first card could not hold the model in any form; says what it takes otherwise."""
+    from dgemma_local.card import cards
+    from dgemma_local.ui.terminal import stderr
+
+    card = next(iter(cards()), None)
+    if card is None:
+        return
+    from dgemma_local import hub
+    from dgemma_local.config import load_model_config
+    from dgemma_local.layout import Options
+    from dgemma_local.planning import could_run
+
+    checkpoint = hub.remote_checkpoint(entry)
+    config = load_model_config(checkpoint.folder)
+    said = could_run(checkpoint, config, card, Options())
+    lean = could_run(checkpoint, config, card, Options(fp8_attention=True, fp8_embedding=True))
+    if said is None or lean is None:
+        return
+    if lean.plan is None:
+        error = said.error(entry.name)
+        raise DoesNotFit(error.what, f"{error.fix}; or fetch it --anyway")
+    if not quiet:
+        stderr().say(f"{entry.name} {said.line}")
+        if said.plan is None:
+            stderr().say("with --fp8-attention --fp8-embedding it does: " + lean.line)
+
+
 def _checkpoint(name: str) -> "Checkpoint":
     """Of a folder or a fetched model, what is on the disk; of another, what the hub says of it."""
     from dgemma_local import hub
-    from dgemma_local.checkpoint import open_checkpoint
+    from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
     from dgemma_local.registry import resolve, table
 
     for entry in table().values():
         if name in (entry.name, entry.repository) and entry.folder is None and hub.folder_of(entry) is None:
             return hub.remote_checkpoint(entry)
-    return open_checkpoint(resolve(name, hub.folder_of)[1])
+    folder = resolve(name, hub.folder_of)[1]
+    refuse_special_files(folder)
+    return open_checkpoint(folder)
 
 
 def _copy(entry: "Entry") -> tuple[Path | None, int]:

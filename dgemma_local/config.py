@@ -221,6 +221,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     if kinds[-1] != "full_attention":
         raise text.fail("the last layer is not full attention, as this architecture demands")
     _check_layer_names(text, len(kinds))
+    experts = text.integer("num_experts", most=4096)
     dtype = top.values.get("dtype")
     if dtype is not None and not isinstance(dtype, str):
         raise top.fail(f"'dtype' is {_SHORT.repr(dtype)}, not a name")
@@ -235,8 +236,8 @@ def load_model_config(folder: Path) -> ModelConfig:
             "self_conditioning_size" if "self_conditioning_size" in text else "intermediate_size"
         ),
         expert_size=text.integer("moe_intermediate_size"),
-        num_experts=text.integer("num_experts"),
-        top_k=text.integer("top_k_experts", most=text.integer("num_experts")),
+        num_experts=experts,
+        top_k=text.integer("top_k_experts", most=experts),
         heads=text.integer("num_attention_heads"),
         layers=tuple(_layer(text, i, _KINDS[kind]) for i, kind in enumerate(kinds)),
         sliding_window=text.integer("sliding_window"),

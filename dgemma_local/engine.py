@@ -105,11 +105,12 @@ class Conversation(Generic[CacheT]):
         `stop` gets the answer so far and says how many of its tokens come before a stop string. `interrupted` is asked
         between steps. Raises PromptError when prompt and one canvas exceed the context, NumericalError on NaN.
         """
-        L, room = self.model.canvas_length, self.context
+        L, room, most = self.model.canvas_length, self.context, self.model.max_positions
         if len(prompt) + L > room:
             raise PromptError(
                 f"the prompt has {len(prompt):,} tokens, and with a canvas of {L} the context of {room:,} is exceeded",
-                f"shorten it to {max(0, room - L):,} tokens",
+                f"shorten it to {max(0, room - L):,} tokens"
+                + (f", or plan for a longer context, up to {most:,} (--context)" if room < most else ""),
             )
         answer: list[int] = []
         number = steps = 0

@@ -263,7 +263,7 @@ def _cures(asked: Estimate, shorter: Estimate | None, budget: Budget) -> Iterato
             break
     else:
         device = "a card" if asked.device == "cuda" else "a computer"
-        yield f"use {device} with {needs(lean, budget)} free"
+        yield f"give --vram {needs(lean, budget)}" if budget.asked else f"use {device} with {needs(lean, budget)} free"
 
 
 def lighter(config: ModelConfig, resident: Resident) -> Iterator[tuple[str, Resident]]:

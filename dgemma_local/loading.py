@@ -27,6 +27,7 @@ from dgemma_local.reading import Job, Take, read
 from dgemma_local.schemes import Scheme, scheme_of
 
 _DTYPES = {**STORED, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+LARGEST_UNIT = 448.0 * 6.0  # the largest number of E4M3 times that of E2M1: what a global scale of 1 can reach
 _LARGEST_E4M3 = 0x7E  # 448 as a byte; one more is NaN, and those above are negative
 _AGAIN = "fetch the checkpoint again; if it stays, its publisher's files are damaged"
 
@@ -186,14 +187,18 @@ def _faults(parameter: str, weight: Weight, heights: tuple[int, ...]) -> Iterato
         yield "scale", worst == 0, "block scales that are all zero"
         for where, values in _globals(weight):
             yield where, ~(values.isfinite() & (values > 0)), "a global scale that is NaN, infinite, negative or zero"
+        largest = LARGEST_UNIT / weight.global_scale if weight.divides else LARGEST_UNIT * weight.global_scale
+        yield "global_scale", (largest < 1e-8) | (largest > 1e8), "a global scale out of all proportion"
         yield "packed", by_part(weight.packed, _one_value), "all bytes equal"
     elif isinstance(weight, Fp8):
         good = by_part(weight.scale, lambda part: (part.isfinite() & (part >= 0)).flatten(-2).all(-1))
         yield "scale", ~good, "scales that are NaN, infinite or negative"
         yield "scale", by_part(weight.scale, lambda part: (part == 0).flatten(-2).all(-1)), "scales that are all zero"
         yield "codes", by_part(weight.codes.view(torch.uint8), _one_value), "all values equal"
-    elif component(parameter) in ("experts", "attention", "dense MLP"):
+    elif heights:
         yield "", by_part(weight, _one_value), "all values equal"
+    if isinstance(weight, Tensor) and component(parameter) in ("norms and scalars", "router"):
+        yield "", ~weight.isfinite().all().reshape(1), "NaN or infinity"
 
 
 def _globals(weight: Nvfp4) -> list[tuple[Field, Tensor]]:

@@ -5,7 +5,8 @@
 A checkpoint that has not been fetched is planned from its headers alone (`hub.remote_checkpoint`).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dgemma_local.card import Card, cards, host_memory
@@ -51,6 +52,8 @@ def plan_run(
     least, most = config.canvas_length + 1, config.max_positions
     if context is not None and not least <= context <= most:
         raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
+    if vram is not None and not 0 <= vram < math.inf:
+        raise UsageError(f"{vram} GB cannot be kept to", "give a number of GB from 0 on")
     layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
     asked = estimate(
         config,
@@ -61,6 +64,17 @@ def plan_run(
     )
     have = budget(vram, first_card() if device == "cuda" else None, host_memory() if device == "cpu" else None)
     return Planned(layout, asked, None if have is None else verdict(asked, have))
+
+
+def could_run(checkpoint: Checkpoint, config: ModelConfig, card: Card, options: Options) -> Verdict | None:
+    """Whether a card with nothing else on it would hold the model. None: nobody knows how much it has."""
+    if card.total is None:
+        return None
+    layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
+    context = min(DEFAULT_CONTEXT, config.max_positions)
+    empty = replace(card, free=card.total, holders=())
+    have = budget(None, empty)
+    return None if have is None else verdict(estimate(config, layout.resident, context=context), have)
 
 
 def first_card() -> Card | None:

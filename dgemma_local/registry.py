@@ -30,6 +30,8 @@ FILES = (
     "chat_template.jinja",
 )
 
+RESERVED = ("auto",)  # what the command line takes for the choice by the card
+
 _TEXT = ("repository", "revision", "folder", "format", "licence", "note")
 _NUMBERS: dict[str, tuple[type, ...]] = {"bytes": (int,), "needs": (int, float)}
 _LISTS = ("files",)
@@ -151,6 +153,8 @@ def _read(path: Path, base: Path) -> dict[str, dict[str, Any]]:
 def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
     if not name.strip() or not name.isprintable():
         raise ConfigError(f"{path}: {name!r} is not a name", "give each model a name of one line of text")
+    if name in RESERVED:
+        raise ConfigError(f"{path}: [{name}] has a name that means the choice by the card", "rename that table")
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: {name!r} is not a table", f"give each model a table: [{name}]")
     checked: dict[str, Any] = {}

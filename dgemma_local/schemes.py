@@ -16,19 +16,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from dgemma_local.errors import CheckpointError
+from dgemma_local.errors import CheckpointError, ConfigError
 
 Scheme = Literal["fp8", "nvfp4", "modelopt"]
 SchemeOf = Callable[[str], Scheme | None]  # a module's name, as published -> how it is quantised; None: not at all
 
 _READ = "give a checkpoint in bf16, FP8 (compressed-tensors, dynamic) or NVFP4 (compressed-tensors or ModelOpt)"
+_UNEDITED = "use the file that belongs to the checkpoint, unedited"
 _GROUP = 16
 
 
 def scheme_of(quantisation: Mapping[str, Any] | None) -> SchemeOf:
     """`quantization_config`, or None -> the scheme of every linear layer by its module name.
 
-    Raises CheckpointError: a method or a scheme that is not read, by name; a configuration that its own library refuses.
+    Raises CheckpointError: a method or a scheme that is not read, by name; ConfigError: a configuration that its own
+    library refuses.
     """
     if not quantisation:
         return lambda module: None
@@ -80,11 +82,8 @@ def _compressed_tensors(quantisation: Mapping[str, Any]) -> SchemeOf:
     try:
         config = QuantizationConfig.model_validate(dict(quantisation))
     except (ValidationError, ValueError, TypeError, KeyError) as error:
-        why = str(error).splitlines()
-        where = next((line for line in why[1:2]), "") or why[0]
-        raise CheckpointError(
-            f"config.json: compressed-tensors refuses its quantization_config: {where.strip()}",
-            "use the file that belongs to the checkpoint, unedited",
+        raise ConfigError(
+            f"config.json: compressed-tensors refuses its quantization_config: {_reason(error)}", _UNEDITED
         ) from None
     if config.quantization_status.value != "compressed":
         raise CheckpointError(
@@ -103,6 +102,15 @@ def _compressed_tensors(quantisation: Mapping[str, Any]) -> SchemeOf:
         return next((scheme for names, scheme in groups if module in names), None)
 
     return of
+
+
+def _reason(error: Exception) -> str:
+    """One line: of pydantic's first complaint the keys that lead there, and what is wrong with them."""
+    complaints: list[dict[str, Any]] = getattr(error, "errors", list)()
+    if not complaints:
+        return " ".join(str(error).split())
+    keys = ".".join(str(key) for key in complaints[0]["loc"] if str(key).isidentifier() or isinstance(key, int))
+    return f"{keys}: {complaints[0]['msg']}"
 
 
 def _scheme(group: Any, config_format: str) -> Scheme:
@@ -141,9 +149,8 @@ class _Names:
         try:
             self.patterns = [re.compile(name.removeprefix("re:")) for name in listed if name.startswith("re:")]
         except re.error as error:
-            raise CheckpointError(
-                f"config.json: {error.pattern!r} in its quantization_config is not a pattern: {error}",
-                "use the file that belongs to the checkpoint, unedited",
+            raise ConfigError(
+                f"config.json: {error.pattern!r} in its quantization_config is not a pattern: {error}", _UNEDITED
             ) from None
 
     def __contains__(self, module: str) -> bool:
@@ -156,6 +163,8 @@ class _Names:
 
 def _modelopt(quantisation: Mapping[str, Any]) -> SchemeOf:
     algorithm = quantisation.get("quant_algo")
+    if algorithm is None:
+        raise ConfigError("config.json: its quantization_config of modelopt names no 'quant_algo'", _UNEDITED)
     if algorithm != "NVFP4":
         raise CheckpointError(f"the weights are quantised by modelopt {_named(algorithm)}, which is not read", _READ)
     groups = quantisation.get("config_groups")
@@ -168,10 +177,7 @@ def _modelopt(quantisation: Mapping[str, Any]) -> SchemeOf:
         raise CheckpointError(f"the weights are NVFP4 in groups of {other[0]}, not {_GROUP}", _READ)
     ignore = quantisation.get("ignore", quantisation.get("exclude_modules", []))
     if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
-        raise CheckpointError(
-            "config.json: 'ignore' in its quantization_config is not a list of names",
-            "use the file that belongs to the checkpoint, unedited",
-        )
+        raise ConfigError("config.json: 'ignore' in its quantization_config is not a list of names", _UNEDITED)
 
     def of(module: str) -> Scheme | None:
         names = (module, module.removeprefix("model."))

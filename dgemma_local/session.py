@@ -19,7 +19,7 @@ import torch
 
 from dgemma_local import hub, registry
 from dgemma_local.cache import Cache
-from dgemma_local.checkpoint import open_checkpoint
+from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
 from dgemma_local.engine import Conversation
 from dgemma_local.errors import UsageError
@@ -136,6 +136,7 @@ def open_session(
     if wishes.dtype is not None and wishes.dtype not in DTYPES:
         raise UsageError(f"the dtype {wishes.dtype!r} is not known", f"choose one of: {', '.join(DTYPES)}")
     name, folder = registry.resolve(model, hub.folder_of)
+    refuse_special_files(folder)
     device = _device(wishes.device, folder)
     config = load_model_config(folder)
     generation = load_generation_config(folder, config.vocab_size)

@@ -1,6 +1,7 @@
 """What is on disk: one file, shards, and every way in which a file can be less than its header says."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tiny import write_tensors, write_tiny
 
-from dgemma_local.checkpoint import INDEX, SINGLE, Checkpoint, families, open_checkpoint
-from dgemma_local.errors import CheckpointError
+from dgemma_local.checkpoint import INDEX, SINGLE, Checkpoint, families, open_checkpoint, refuse_special_files
+from dgemma_local.errors import CheckpointError, ConfigError
 
 Header = dict[str, Any]
 
@@ -134,7 +135,7 @@ def test_a_damaged_header_never_gives_a_traceback(data: st.DataObject, whole: by
         (file_of(b"[" * 100_000), "not JSON"),
         (file_of(b'{"a": ' + b"9" * 5000 + b"}"), "not JSON"),
         (file_of([1, 2]), "not an object"),
-        (file_of(b'{"a": 1, "a": 2}'), "each name once"),
+        (file_of(b'{"a": 1, "a": 2}'), "'a' twice in its header"),
         (file_of({"a": 1}), "broken header entry for a"),
         (file_of({"a": {"dtype": "F32", "shape": [1]}}), "broken header entry for a"),
         (file_of({"a": entry("F32", [-1], 0, 4)}, 4), "broken header entry for a"),
@@ -255,7 +256,25 @@ def test_what_config_json_says_about_quantisation(key: str, tmp_path: Path, whol
     (tmp_path / "config.json").write_text(json.dumps({key: {"bits": 4}}))
     assert open_checkpoint(tmp_path).quantisation == {"bits": 4}
     (tmp_path / "config.json").write_text(json.dumps({key: "fp8"}))
-    assert f"'{key}' is not an object" in refused(tmp_path).what
+    with pytest.raises(ConfigError, match=f"'{key}' is not an object"):
+        open_checkpoint(tmp_path)
+
+
+def test_special_files_are_refused_and_never_opened(tmp_path: Path, whole: bytes) -> None:
+    """Opening the pipe would wait for a writer, and the device has no end."""
+    refuse_special_files(tmp_path / "nowhere")
+    (tmp_path / SINGLE).write_bytes(whole)
+    (tmp_path / "notes.txt").symlink_to("/dev/zero")
+    refuse_special_files(tmp_path)
+    for name, make in (
+        ("config.json", lambda path: path.symlink_to("/dev/zero")),
+        ("chat_template.jinja", os.mkfifo),
+        ("tokenizer.json", Path.mkdir),
+    ):
+        make(tmp_path / name)
+        with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+            refuse_special_files(tmp_path)
+        (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"quantization_config": null}', "[" * 100_000])

@@ -349,6 +349,27 @@ def test_a_prompt_is_passed_as_it_is(session: FakeSession, tmp_path: Path, raw: 
 # Other commands
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["run", "--nope"], "No such option: --nope"),
+        (["run", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
+        (["run", "--vram", "inf"], "Invalid value for '--vram'"),
+        (["run", "--vram", "nan"], "Invalid value for '--vram'"),
+        (["fly"], "No such command 'fly'"),
+        (["models", "fly"], "No such command 'fly'"),
+        (["models", "rm"], "Missing argument 'NAME'"),
+        (["models", "show", "--context", "0"], "Invalid value for '--context'"),
+    ],
+)
+def test_flags_the_parser_refuses_are_two_lines(arguments: list[str], what: str) -> None:
+    found = dgemma(*arguments)
+    lines = found.stderr.splitlines()
+    assert found.exit_code == 2 and not found.stdout and len(lines) == 2
+    assert lines[0].startswith(f"error: {what}")
+    assert lines[1].startswith("  fix: `") and "--help` lists what can be given" in lines[1]
+
+
 def test_version() -> None:
     for arguments in (["version"], ["--version"]):
         assert dgemma(*arguments).stdout == f"dgemma {__version__}\n"

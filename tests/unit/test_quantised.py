@@ -201,6 +201,9 @@ def test_a_half_of_one_value_is_refused(tmp_path: Path) -> None:
         ("nvfp4", "weight_global_scale", float("nan"), "a global scale that is NaN"),
         ("nvfp4", "weight_global_scale", float("inf"), "a global scale that is NaN"),
         ("nvfp4", "weight_global_scale", 0.0, "a global scale that is NaN"),
+        ("nvfp4", "weight_global_scale", 3e38, "a global scale out of all proportion"),
+        ("nvfp4", "weight_global_scale", 1e-30, "a global scale out of all proportion"),
+        ("modelopt", "weight_scale_2", 1e-38, "a global scale out of all proportion"),
         ("nvfp4", "input_global_scale", float("nan"), "a global scale that is NaN"),
         ("modelopt", "weight_scale_2", float("inf"), "a global scale that is NaN"),
         ("modelopt", "weight_scale_2", -1.0, "a global scale that is NaN"),
@@ -234,6 +237,31 @@ def test_plain_experts_of_one_value_are_refused(tmp_path: Path) -> None:
     spoilt = tensors[name].clone()
     spoilt[3] = 0.25
     write_tensors(tmp_path, tensors | {name: spoilt})
+    assert f"{name} holds all values equal" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.decoder.norm.weight",
+        "model.decoder.layers.1.router.proj.weight",
+        "model.decoder.layers.0.layer_scalar",
+        "model.encoder.language_model.layers.2.layer_scalar",
+    ],
+)
+def test_a_norm_or_router_that_is_not_a_number_is_refused(name: str, tmp_path: Path) -> None:
+    tensors = write_tiny(tmp_path)
+    spoilt = tensors[name].clone()
+    spoilt.view(-1)[-1] = float("nan")
+    write_tensors(tmp_path, tensors | {name: spoilt})
+    assert f"{name} holds NaN or infinity" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "self_conditioning.up_proj", "layers.2.self_attn.k_proj"])
+def test_any_matrix_of_one_value_is_refused(name: str, tmp_path: Path) -> None:
+    tensors = write_tiny(tmp_path)
+    name = f"model.decoder.{name}.weight"
+    write_tensors(tmp_path, tensors | {name: torch.zeros_like(tensors[name])})
     assert f"{name} holds all values equal" in refused(tmp_path)
 
 

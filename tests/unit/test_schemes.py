@@ -16,7 +16,7 @@ from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import load_model_config
 from dgemma_local.demo.export import export, quantised
 from dgemma_local.demo.train import CONFIGS
-from dgemma_local.errors import CheckpointError
+from dgemma_local.errors import CheckpointError, ConfigError
 from dgemma_local.loading import load
 from dgemma_local.model import parameter_shapes
 from dgemma_local.quant import Fp8, Nvfp4
@@ -33,9 +33,11 @@ MODULES = {
 }
 
 
-def refused(config: dict[str, Any]) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
+def refused(config: dict[str, Any]) -> CheckpointError | ConfigError:
+    """A configuration that is broken is ConfigError's; a scheme that is not read is CheckpointError's."""
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
         scheme_of(config)
+    assert isinstance(caught.value, ConfigError) == caught.value.what.startswith("config.json: ")
     assert caught.value.what.isprintable() and caught.value.fix.isprintable()
     return caught.value
 
@@ -94,7 +96,7 @@ def weights(**changes: Any) -> dict[str, Any]:
         (published.FP8 | {"config_groups": {"group_0": 5}}, "compressed-tensors refuses"),
         (published.FP8 | {"ignore": ["re:*("]}, "is not a pattern"),
         (published.MODELOPT | {"quant_algo": "FP8"}, "modelopt 'FP8'"),
-        (published.MODELOPT | {"quant_algo": None}, "modelopt a method without a name"),
+        (published.MODELOPT | {"quant_algo": None}, "modelopt names no 'quant_algo'"),
         (published.MODELOPT | {"ignore": "*mlp*"}, "is not a list of names"),
         (published.MODELOPT | {"group_size": 32}, "in groups of 32"),
     ],

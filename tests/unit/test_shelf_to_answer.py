@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny_quantised import SCHEMES, write_quantised
 from typer.testing import CliRunner
 
 from dgemma_local import auto, cli, planning
+from dgemma_local import card as card_module
 from dgemma_local.card import Card
 from dgemma_local.demo import vocabulary
 from dgemma_local.hub import pull as pulling
@@ -67,9 +69,9 @@ def dgemma(*arguments: str) -> Result:
     return found
 
 
-def plan(*arguments: str) -> dict[str, Any]:
+def plan(*arguments: str, code: int = 0) -> dict[str, Any]:
     found = dgemma("models", "show", *arguments, "--json")
-    assert found.exit_code == 0, found.output
+    assert found.exit_code == code, found.output
     shown: dict[str, Any] = json.loads(found.stdout)
     return shown
 
@@ -120,7 +122,7 @@ def test_a_budget_is_held_before_anything_is_fetched(server: Hub) -> None:
     needed = plan("nvfp4", "--context", "400")["allocated"] / 1e9
     verdict = plan("nvfp4", "--context", "400", "--vram", f"{needed * 1.01:.9f}")["verdict"]
     assert verdict["context"] == 400 and not verdict["cures"]
-    verdict = plan("nvfp4", "--context", "400", "--vram", f"{needed * 0.95:.9f}")["verdict"]
+    verdict = plan("nvfp4", "--context", "400", "--vram", f"{needed * 0.95:.9f}", code=11)["verdict"]
     assert 12 < verdict["context"] < 400 and "context of at most" in verdict["cures"][0]
     lines = dgemma("models", "show", "nvfp4", "--vram", "0.0001").stdout.splitlines()
     assert any(line.startswith("does not fit: ") for line in lines) and lines[-1].startswith("fix: ")
@@ -132,17 +134,29 @@ def card(total: float) -> Card:
 
 
 def test_auto_takes_what_suits_the_card(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's two are the smallest of their formats; nothing is fetched, so `run` answers with the demo and says why."""
-    monkeypatch.setattr(auto, "cards", lambda: (card(25.8),))
-    monkeypatch.setattr(planning, "cards", lambda: (card(25.8),))
+    """A user may say where the published ones lie; `auto` never takes a model that is only the user's."""
+    user_file().write_text(TABLE + '[26b-a4b-nvfp4]\nrepository = "org/nvfp4"\nformat = "nvfp4"\nbytes = 90_000\n')
+    for module in (auto, planning, card_module):
+        monkeypatch.setattr(module, "cards", lambda: (card(25.8),))
+    assert auto.to_run()[0] == "demo" and "`dgemma pull` fetches 26b-a4b-nvfp4 (NVFP4: " in auto.to_run()[1]
     found = dgemma("pull")
-    assert found.exit_code == 0 and "nvfp4: NVFP4: NVIDIA GeForce RTX 4090 has 25.80 GB" in found.stderr
-    assert auto.to_run() == ("nvfp4", "nvfp4 (NVFP4: NVIDIA GeForce RTX 4090 has 25.80 GB; FP8 is taken from 40 GB on)")
+    assert found.exit_code == 0 and "26b-a4b-nvfp4: NVFP4: NVIDIA GeForce RTX 4090 has 25.80 GB" in found.stderr
+    assert "26b-a4b-nvfp4 fits: " in found.stderr  # planned before it was fetched
+    assert auto.to_run()[0] == "26b-a4b-nvfp4" and "FP8 would not fit" in auto.to_run()[1]
     monkeypatch.setattr(auto, "cards", lambda: (card(34.0),))
     name, why = auto.to_run(quality=True)
-    assert name == "demo" and "`dgemma pull` fetches fp8 (FP8: " in why
+    assert name == "demo" and "`dgemma pull` fetches 26b-a4b-fp8 (FP8: " in why
     monkeypatch.setattr(auto, "cards", lambda: ())
     assert auto.to_run() == ("demo", "")
+
+
+def test_what_can_never_fit_is_not_fetched(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(card(0.5), total=10_000, free=10_000)
+    monkeypatch.setattr(card_module, "cards", lambda: (small,))
+    found = dgemma("pull", "nvfp4")
+    assert found.exit_code == 11 and found.stderr.splitlines()[-2].startswith("error: nvfp4 does not fit")
+    assert "--anyway" in found.stderr and server.sent < 60_000  # headers alone
+    assert dgemma("pull", "nvfp4", "--anyway", "-q").exit_code == 0
 
 
 @pytest.mark.parametrize("arguments", [("--prefer", "quality", "-m", "demo"), ("--quiet", "--verbose")])
