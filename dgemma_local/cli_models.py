@@ -54,8 +54,9 @@ def pull(
     A fetch that was interrupted goes on where it was. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE count.
     """
     from dgemma_local import hub
+    from dgemma_local.hub.failures import size
     from dgemma_local.registry import find, is_folder
-    from dgemma_local.ui.shelf import progress, size
+    from dgemma_local.ui.shelf import progress
     from dgemma_local.ui.terminal import stderr
 
     entry = _auto(prefer, quiet=quiet) if name == AUTO else find(name)
@@ -161,8 +162,8 @@ def remove(
 ) -> None:
     """Remove a model from the cache. A folder of your own is never touched."""
     from dgemma_local import hub
+    from dgemma_local.hub.failures import size
     from dgemma_local.registry import find
-    from dgemma_local.ui.shelf import size
     from dgemma_local.ui.terminal import stderr
 
     entry = find(name)

@@ -163,6 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    def do_CONNECT(self) -> None:
+        """As a proxy that opens no tunnel."""
+        self.answer(self.server.faults.status or 501, {}, b"")
+
     def do_GET(self) -> None:
         faults, path = self.server.faults, unquote(urlsplit(self.path).path)
         self.sent = 0

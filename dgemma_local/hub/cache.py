@@ -9,6 +9,7 @@
 Source: huggingface_hub's guide "Understand caching"; the names of folders and variables are its own.
 """
 
+import errno
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from dgemma_local.checkpoint import INDEX, SINGLE
 from dgemma_local.errors import FetchError
-from dgemma_local.hub.failures import told
+from dgemma_local.hub.failures import size, told
 from dgemma_local.registry import Entry
 
 PARTIAL = ".dgemma.incomplete"  # ends as huggingface_hub's own, so that its tools find and clear what was left behind
@@ -29,11 +30,28 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def root() -> Path:
-    """The folder of all models, from the variables huggingface_hub reads, in its order."""
+    """The folder of all models, from the variables huggingface_hub reads, in its order.
+
+    Raises FetchError: it is a link that leads back to itself, or relative to a folder that is gone.
+    """
     caches = os.getenv("XDG_CACHE_HOME", "~/.cache")
     home = _path(os.getenv("HF_HOME", f"{caches}/huggingface"))
     hub = os.getenv("HF_HUB_CACHE", os.getenv("HUGGINGFACE_HUB_CACHE", str(Path(home, "hub"))))
-    return Path(_path(hub)).resolve()
+    try:
+        path = real(Path(_path(hub)))
+    except OSError as error:  # the current folder is gone
+        raise _no_cache(hub, error) from None
+    try:
+        path.stat()
+    except OSError as error:  # any other is told where something is looked for
+        if error.errno == errno.ELOOP:
+            raise _no_cache(hub, error) from None
+    return path
+
+
+def real(path: Path) -> Path:
+    """Where links lead. Those in a circle, on which Path.resolve fails on some versions of Python, stay links."""
+    return Path(os.path.realpath(path))
 
 
 def repository(entry: Entry) -> Path:
@@ -80,7 +98,7 @@ def held(entry: Entry) -> int:
     """Bytes on the disk for `entry`: its revision's files, and what has arrived of files on their way."""
     with _readable():
         folder = _chosen(entry)
-        there = {path.resolve() for path in folder.rglob("*")} if folder else set()
+        there = {real(path) for path in folder.rglob("*")} if folder else set()
         whole = sum(path.stat().st_size for path in there if path.is_file())
         return whole + sum(_allocated(path) for path in _partials(entry))
 
@@ -97,6 +115,9 @@ def remove(entry: Entry) -> int:
         for path in list(_partials(entry)):
             freed += _allocated(path)
             path.unlink()
+        for path in (repository(entry) / "snapshots").rglob("*"):
+            if path.is_symlink() and not path.exists():  # for one that leads nowhere, huggingface_hub leaves all
+                path.unlink()
         if folder := _chosen(entry):
             strategy = scan_cache_dir(root()).delete_revisions(folder.name)
             strategy.execute()
@@ -104,7 +125,7 @@ def remove(entry: Entry) -> int:
         _clear(repository(entry))
     if left := held(entry):
         raise FetchError(
-            f"{left / 1e9:.1f} GB of {entry.name!r} could not be removed from {repository(entry)}",
+            f"{size(left)} of {entry.name!r} could not be removed from {repository(entry)}",
             "check the permissions of that folder, or remove it yourself",
         )
     return freed
@@ -113,6 +134,12 @@ def remove(entry: Entry) -> int:
 def files(entry: Entry, folder: Path) -> list[Path]:
     """The files of a snapshot that a run may read."""
     return [path for path in sorted(folder.iterdir()) if any(fnmatchcase(path.name, form) for form in entry.files)]
+
+
+def _no_cache(hub: str, error: OSError) -> FetchError:
+    return FetchError(
+        f"the cache {hub!r} cannot be found: {error.strerror}", "correct HF_HUB_CACHE or HF_HOME: a folder of yours"
+    )
 
 
 @contextmanager
@@ -155,9 +182,9 @@ def _snapshots(entry: Entry) -> Iterator[Path]:
 def inside(entry: Entry, folder: Path, path: Path) -> None:
     """A link in a snapshot leads to a blob: of the repository, or of the store huggingface_hub shares among them."""
     blobs = (folder, repository(entry) / "blobs", root() / "blobs")
-    if not any(path.resolve().is_relative_to(home.resolve()) for home in blobs):
+    if not any(real(path).is_relative_to(real(home)) for home in blobs):
         raise FetchError(
-            f"{path} is a link out of the cache, to {path.resolve()}",
+            f"{path} is a link out of the cache, to {real(path)}",
             f"remove it and run `dgemma pull {entry.name}`; to use files of your own, give their folder",
         )
 

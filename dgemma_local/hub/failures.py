@@ -8,18 +8,21 @@ huggingface_hub answers with its own exceptions over those of its HTTP library (
 """
 
 import errno
+import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import ERROR
 from typing import Any
+from urllib.parse import urlsplit
 
 from dgemma_local.errors import DgemmaError, FetchError
 from dgemma_local.registry import Entry
 
 KEPT = "what arrived is kept; run the same command to go on"
 
+_LOGIN = "give its login with its address: HTTPS_PROXY=http://user:password@host:port, and HTTP_PROXY alike"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -31,6 +34,7 @@ class Unreachable(FetchError):
 @contextmanager
 def told(entry: Entry) -> Iterator[None]:
     """What goes wrong inside is raised as FetchError; anything that is not a failure of this kind passes."""
+    _check_endpoint()
     try:
         quiet()
         yield
@@ -43,12 +47,38 @@ def told(entry: Entry) -> Iterator[None]:
         raise failure from None
 
 
+def _check_endpoint() -> None:
+    """HF_ENDPOINT is an address. Before huggingface_hub is imported: with one that is none, that fails, on stdout."""
+    value = os.getenv("HF_ENDPOINT")
+    if value is None:
+        return
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and (parts.hostname or "").encode("idna") and parts.port != 0
+    except ValueError:  # brackets, port; a host's label that is empty or too long
+        good = False
+    if not good:
+        raise Unreachable(*_no_address(value))
+
+
+def _no_address(value: str) -> tuple[str, str]:
+    shown = repr(value if len(value) <= 80 else value[:79] + "…")
+    return f"{shown} is not a server's address", "correct HF_ENDPOINT: it begins with https://"
+
+
 def quiet() -> None:
     """huggingface_hub warns and draws on stderr; here one place tells everything."""
     with warnings.catch_warnings(action="ignore"):  # of variables it no longer knows
         from huggingface_hub.utils import logging
 
     logging.set_verbosity(ERROR)
+
+
+def size(count: int) -> str:
+    """Bytes as disks and networks count them: 18.0 GB, 350 MB, 12 kB."""
+    if count >= 999.5e6:  # what would be rounded to 1000 MB
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 999.5e3 else f"{count / 1e3:.0f} kB"
 
 
 def http() -> Any:
@@ -96,9 +126,15 @@ def _status(error: Any, entry: Entry) -> tuple[str, str]:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision {entry.revision or 'main'!r}", "give a commit, branch or tag that it has"
     if isinstance(error, errors.RemoteEntryNotFoundError):
-        return f"{name} has no file {error.response.url.path.rpartition('/')[2]!r} any more", "run the command again"
+        file = error.response.url.path.rpartition("/")[2]
+        return (
+            f"{name} lists a file {file!r}, and {server()} does not have it (404)",
+            "give another revision, or try later",
+        )
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"there is no repository {name}, or it is private", f"check the name; for a private one {login}"
+    if code == 407:
+        return "the proxy wants a login (407)", _LOGIN
     if code == 401:
         return f"the token was refused by {server()}", f"{login}, with a token that is still valid"
     if code == 403:
@@ -122,10 +158,12 @@ def _way(error: Exception) -> tuple[str, str] | None:
         return f"the proxy's address is not understood: {text}", "correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
     if library is None or not isinstance(error, (library.HTTPError, library.InvalidURL)):
         return None
+    if isinstance(error, library.ProxyError) and text.startswith("407"):
+        return "the proxy wants a login (407)", _LOGIN
     if isinstance(error, library.ProxyError):
         return f"the proxy refuses: {text}", "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
     if isinstance(error, (library.UnsupportedProtocol, library.InvalidURL)):
-        return f"{server()!r} is not a server's address", "correct HF_ENDPOINT: it begins with https://"
+        return _no_address(server())
     if isinstance(error, library.TimeoutException):
         return (
             f"{server()} does not answer in time",
@@ -155,6 +193,11 @@ def _machine(error: OSError) -> tuple[str, str]:
     where = error.filename or "the cache"
     if error.errno in _FULL:
         return "the disk is full", f"make room, or set HF_HOME to a folder on another disk; {KEPT}"
+    if error.errno == errno.EFBIG:
+        return (
+            f"{where} is too large for the disk's file system, or for a limit on the size of files",
+            f"raise the limit (`ulimit -f`), or set HF_HOME to a folder on another disk; {KEPT}",
+        )
     if error.errno in _FORBIDDEN:
         return (
             f"{where} may not be written: {error.strerror}",

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dgemma_local import __version__
-from dgemma_local.checkpoint import SINGLE
+from dgemma_local.checkpoint import INDEX, SINGLE
 from dgemma_local.errors import FetchError
+from dgemma_local.hub.cache import ALWAYS
 from dgemma_local.hub.failures import server
 from dgemma_local.registry import Entry
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # reading one runs the code inside it
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_TOKEN = re.compile(r"[!-~]*")  # what a header can carry, without spaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,13 @@ def listing(entry: Entry) -> Listing:
     Raises FetchError, and what `failures.told` tells.
     """
     from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
     if entry.revision is not None and not _is_plain(entry.revision):  # it becomes a path, too
         raise FetchError(f"{entry.revision!r} is not the name of a revision", "give a commit, branch or tag")
+    if constants.HF_HUB_OFFLINE:
+        raise OfflineModeIsEnabled  # whatever the token: none is sent
+    _check_token()
     api = HfApi(endpoint=server(), library_name="dgemma", library_version=__version__)
     patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
     try:
@@ -78,6 +84,27 @@ def address(entry: Entry, found: Listing, file: RemoteFile) -> str:
     return hf_hub_url(entry.repository or "", file.name, revision=found.commit, endpoint=server())
 
 
+def lacking(entry: Entry, name: str) -> FetchError:
+    """A repository without a file that a checkpoint needs."""
+    return FetchError(
+        f"{entry.repository} has no {name}, so it is not a whole checkpoint",
+        "give a repository, or a revision, that has it",
+    )
+
+
+def _check_token() -> None:
+    """Said here: the HTTP library fails on such a token in ways of its own, and shows it."""
+    try:
+        good = _TOKEN.fullmatch(headers().get("authorization", "").removeprefix("Bearer "))
+    except UnicodeError:  # the file it is kept in
+        good = None
+    if not good:
+        raise FetchError(
+            "the Hugging Face token holds characters that no token has",
+            "copy it once more: set HF_TOKEN, or run `hf auth login`",
+        )
+
+
 def _check_name(entry: Entry, name: str) -> None:
     """A listed name becomes a path here, and stands in messages."""
     if not _is_plain(name):
@@ -104,6 +131,10 @@ def _needed(entry: Entry, names: Sequence[str]) -> list[str]:
                 "give a repository with safetensors",
             )
         raise FetchError(f"{entry.repository} has no safetensors", "give the repository of a whole checkpoint")
+    elif INDEX not in chosen:
+        raise lacking(entry, SINGLE)
+    if missing := next((name for name in ALWAYS if name not in chosen), None):
+        raise lacking(entry, missing)
     return chosen
 
 

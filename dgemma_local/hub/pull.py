@@ -1,7 +1,7 @@
 """Fetch a checkpoint: list, make sure there is room, bring, verify, link.
 
     listed     the needed files of the revision (listing)
-    brought    what is not in the cache yet (transfer)
+    brought    what is not in the cache yet (transfer), the small files first: what they say is checked before the weights
     verified   sha256, or git's sha1 of small files, against the listing, before a file is put in its place; a damaged
                one is fetched once more, then named
     linked     the smallest first, so that a snapshot with its weights has everything
@@ -10,19 +10,21 @@ A file that is here was verified when it came: it is hashed again only when that
 """
 
 import hashlib
+import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dgemma_local.checkpoint import INDEX, SINGLE
 from dgemma_local.errors import FetchError
 from dgemma_local.hub import cache
-from dgemma_local.hub.failures import Unreachable, told
-from dgemma_local.hub.listing import Listing, RemoteFile, address, headers, listing
+from dgemma_local.hub.failures import Unreachable, size, told
+from dgemma_local.hub.listing import Listing, RemoteFile, address, headers, lacking, listing
 from dgemma_local.hub.transfer import Partial, Piece, Watch, bring
 from dgemma_local.registry import Entry
 
@@ -30,6 +32,7 @@ MARGIN = 1_000_000_000  # bytes that stay free on the disk, for everything else 
 READERS = 4  # files hashed at a time: sha256 takes in 1-2 GB/s a core
 
 _CHUNK = 1 << 20
+_LONGEST_NAME = 255  # of a file, on the file systems in use
 
 
 def fetch(entry: Entry, *, verify: bool = False, watch: Watch | None = None) -> Path:
@@ -54,10 +57,7 @@ def fetch(entry: Entry, *, verify: bool = False, watch: Watch | None = None) -> 
     with told(entry):
         _bring(entry, store, list(found.files.values()), verify, watch)
     if missing := cache.lacks(store.folder):
-        raise FetchError(
-            f"{entry.repository} has no {missing}, so it is not a whole checkpoint",
-            "give a repository, or a revision, that has it",
-        )
+        raise lacking(entry, missing)
     for path in cache.files(entry, store.folder):
         cache.inside(entry, store.folder, path)
     return store.folder
@@ -69,6 +69,32 @@ def bring_small(entry: Entry, found: Listing) -> Path:
     store = Store.of(entry, found)
     _bring(entry, store, files, False, Watch())
     return store.folder
+
+
+def weights_of(entry: Entry, found: Listing, folder: Path) -> list[RemoteFile]:
+    """The weight files the loader will read. Raises FetchError: an index that is broken, or names what is not there."""
+    if SINGLE in found.files:
+        return [found.files[SINGLE]]
+    names = cache.shards(folder)
+    if names is None:
+        raise FetchError(f"{entry.repository} has an {INDEX} that names no files", "use another revision")
+    for name in names:
+        if len(name) > _LONGEST_NAME or "/" in name or not name.isprintable() or not name.endswith(".safetensors"):
+            raise FetchError(
+                f"{INDEX} of {entry.repository} names {name[:80]!r}, which is no safetensors file beside it",
+                "do not use this repository",
+            )
+        if name not in found.files:
+            raise lacking(entry, name)
+    return [found.files[name] for name in names]
+
+
+def config_of(entry: Entry, folder: Path) -> object:
+    """What config.json holds. Raises FetchError: not JSON."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise FetchError(f"{entry.repository} has no config.json that can be read", "use another revision") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +134,7 @@ class Store:
     def link(self, file: RemoteFile) -> None:
         """Puts a file that is here into the snapshot."""
         blob, path = self.blob(file), self.folder / file.name
-        if not blob.is_file() or (path.is_symlink() and path.resolve() == blob.resolve()):
+        if not blob.is_file() or (path.is_symlink() and cache.real(path) == cache.real(blob)):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -138,38 +164,67 @@ def _bring(entry: Entry, store: Store, files: Sequence[RemoteFile], verify: bool
                     watch.say(f"{file.name} is damaged on the disk; fetching it again")
                     store.discard(file)
                 missing += damaged
-            _transfer(entry, store, missing, watch)
+            alike = {file.etag: file for file in missing}  # files of one content are one blob
+            _transfer(entry, store, files, list(alike.values()), watch)
             for file in sorted(files, key=lambda file: file.size):
                 store.link(file)
     store.refer(entry.revision or "main")
 
 
-def _transfer(entry: Entry, store: Store, missing: Sequence[RemoteFile], watch: Watch) -> None:
-    """Brings and verifies `missing`, what arrives damaged once more."""
-    for attempt in (1, 2):
-        if not missing:
-            return
-        partials = {
-            file: Partial.open(Piece(file.name, address(entry, store.found, file), file.size, store.blob(file)))
-            for file in missing
-        }
-        _room(partials.values())
+def _transfer(
+    entry: Entry, store: Store, files: Sequence[RemoteFile], missing: Sequence[RemoteFile], watch: Watch
+) -> None:
+    """Brings and verifies the `missing` of `files`: the small ones, and where what these say is good, the weights."""
+    partials = _partials(entry, store, missing)
+    _room(partials.values())
+    if missing:
         total = sum(file.size for file in missing)
         watch.start("fetching", total, total - sum(partial.missing for partial in partials.values()))
+    small = {file: partial for file, partial in partials.items() if not _is_weights(file)}
+    _arrive(entry, store, small, watch, Watch())
+    for file in files:
+        if not _is_weights(file):
+            store.link(file)
+    weights = {file: partial for file, partial in partials.items() if _is_weights(file)}
+    try:
+        config_of(entry, store.folder)
+        weights_of(entry, store.found, store.folder)
+    except FetchError:
+        _drop_empty(weights.values())
+        raise
+    _arrive(entry, store, weights, watch, watch)
+
+
+def _partials(entry: Entry, store: Store, files: Iterable[RemoteFile]) -> dict[RemoteFile, Partial]:
+    pieces = {file: Piece(file.name, address(entry, store.found, file), file.size, store.blob(file)) for file in files}
+    return {file: Partial.open(piece) for file, piece in pieces.items()}
+
+
+def _arrive(
+    entry: Entry, store: Store, partials: Mapping[RemoteFile, Partial], watch: Watch, verification: Watch
+) -> None:
+    """Brings and verifies files, what arrives damaged once more."""
+    for attempt in (1, 2):
+        if not partials:
+            return
         bring(list(partials.values()), headers(), watch)
-        missing = _damaged([(partial.piece.path, file) for file, partial in partials.items()], watch)
+        damaged = _damaged([(partial.piece.path, file) for file, partial in partials.items()], verification)
         for file, partial in partials.items():
-            if file in missing:
+            if file in damaged:
                 partial.drop()
             else:
                 partial.finish()
-        if missing and attempt == 1:
-            watch.say(f"damaged on arrival: {_names(missing)}; fetching again")
-    if missing:
-        raise FetchError(
-            f"{_names(missing)} of {entry.repository} arrives damaged, twice: not the bytes its hash was made from",
-            "try later, or without the proxy or mirror between; the other files are kept",
-        )
+        if damaged and attempt == 1:
+            watch.say(f"damaged on arrival: {_names(damaged)}; fetching again")
+            watch.start("fetching", sum(file.size for file in damaged), 0)
+            partials = _partials(entry, store, damaged)
+        elif damaged:
+            raise FetchError(
+                f"{_names(damaged)} of {entry.repository} arrives damaged, twice: not the bytes its hash was made from",
+                "try later, or without the proxy or mirror between; the other files are kept",
+            )
+        else:
+            return
 
 
 def _room(partials: Iterable[Partial]) -> None:
@@ -178,14 +233,18 @@ def _room(partials: Iterable[Partial]) -> None:
     missing = sum(partial.missing for partial in partials)
     free = shutil.disk_usage(cache.root()).free
     if free < missing + MARGIN:
-        for partial in partials:
-            if not any(partial.done):
-                partial.drop()
+        _drop_empty(partials)
         raise FetchError(
-            f"{cache.root()} is on a disk with {free / 1e9:.1f} GB free; {missing / 1e9:.1f} GB are to come, "
-            f"and {MARGIN / 1e9:.0f} GB should stay free",
+            f"{cache.root()} is on a disk with {size(free)} free; {size(missing)} are to come, "
+            f"and {size(MARGIN)} should stay free",
             "make room, or set HF_HOME to a folder on another disk",
         )
+
+
+def _drop_empty(partials: Iterable[Partial]) -> None:
+    for partial in partials:
+        if not any(partial.done):
+            partial.drop()
 
 
 def _damaged(files: Sequence[tuple[Path, RemoteFile]], watch: Watch) -> list[RemoteFile]:
@@ -242,6 +301,10 @@ def _alone(entry: Entry, watch: Watch) -> Iterator[None]:
         watch.say("another dgemma fetches this; waiting for it")
     with WeakFileLock(path):
         yield
+
+
+def _is_weights(file: RemoteFile) -> bool:
+    return file.name.endswith(".safetensors")
 
 
 def _names(files: Iterable[RemoteFile]) -> str:

@@ -78,7 +78,7 @@ class Partial:
                 return cls(piece, span, done, saved=list(done))
         except (OSError, ValueError):
             pass
-        with piece.path.open("wb") as file:
+        with piece.path.open("wb") as file, _named(piece):
             file.truncate(piece.size)
         started = cls(piece, SPAN, [0] * -(-piece.size // SPAN))
         started.save()
@@ -214,7 +214,8 @@ class _Download:
             for chunk in response.iter_bytes():
                 left = memoryview(chunk)[: end - partial.at(index)]
                 while left and not self.stop.is_set():
-                    count = file.write(left)
+                    with _named(partial.piece):
+                        count = file.write(left)
                     partial.done[index] += count
                     self.watch.advance(count)
                     left = left[count:]
@@ -265,6 +266,16 @@ def _check_range(response: Any, piece: Piece, begin: int, end: int) -> None:
             f"{server()} sends all of {piece.name} where a part was asked for",
             "set HF_ENDPOINT to a server that answers range requests, or leave out the proxy between",
         )
+
+
+@contextmanager
+def _named(piece: Piece) -> Iterator[None]:
+    """A failure to write is told with the file's name, which the system leaves out for a file that is open."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or f"{piece.name} in {piece.path.parent}"
+        raise
 
 
 def _note(piece: Piece) -> Path:

@@ -17,17 +17,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.progress import TransferSpeedColumn as SpeedColumn
 
 from dgemma_local.hub import Watch
+from dgemma_local.hub.failures import size
 from dgemma_local.registry import Entry
 from dgemma_local.ui.terminal import Terminal, stderr
 
 _TENTHS = 10  # lines of a task in a pipe
-
-
-def size(count: int) -> str:
-    """Bytes as disks and networks count them: 18.0 GB, 350 MB, 12 kB."""
-    if count >= 999.5e6:  # what would be rounded to 1000 MB
-        return f"{count / 1e9:.1f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 999.5e3 else f"{count / 1e3:.0f} kB"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from dgemma_local.cli import Commands
 from dgemma_local.cli_models import app_models, pull
 from dgemma_local.hub import pull as pulling
 from dgemma_local.hub import transfer
+from dgemma_local.hub.failures import size
 from dgemma_local.registry import user_file
 from dgemma_local.ui import shelf
 from dgemma_local.ui.terminal import Terminal
@@ -78,7 +79,7 @@ def test_pull(server: Hub, tmp_path: Path) -> None:
     assert (found.exit_code, found.stdout) == (0, f"{folder(tmp_path)}\n")
     lines = found.stderr.splitlines()
     assert lines[0] == f"org/model into {tmp_path / 'cache'}"
-    assert "fetching 22 kB" in lines and "verifying 22 kB" in lines and lines[-1] == "big is complete: 22 kB"
+    assert "fetching 22 kB" in lines and "verifying 17 kB" in lines and lines[-1] == "big is complete: 22 kB"
     assert any(line.startswith("fetching: 100 %, ") and line.endswith("B/s") for line in lines)
 
 
@@ -291,4 +292,4 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_sizes(count: int, text: str) -> None:
-    assert shelf.size(count) == text
+    assert size(count) == text

@@ -1,6 +1,7 @@
 """Fetching from a hub on this machine: whole, cut, damaged, refused."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ from hub_server import COMMIT, Hub, Repository, checkpoint
 from huggingface_hub import close_session, constants, hf_hub_download, scan_cache_dir, snapshot_download
 
 from dgemma_local import hub
-from dgemma_local.checkpoint import Checkpoint, open_checkpoint
+from dgemma_local.checkpoint import INDEX, Checkpoint, open_checkpoint
 from dgemma_local.errors import CheckpointError, FetchError
 from dgemma_local.hub import cache, pull, transfer
 from dgemma_local.registry import FILES, Entry
@@ -112,7 +113,8 @@ def test_the_needed_files_and_no_other(server: Hub) -> None:
     assert same(folder, needed(server))
     size = sum(map(len, needed(server).values()))
     assert server.sent == size  # each byte once
-    assert watch.tasks == [("fetching", size, 0), ("verifying", size, 0)] and sum(watch.moved) == 2 * size
+    weights = sum(len(data) for name, data in needed(server).items() if name.endswith(".safetensors"))
+    assert watch.tasks == [("fetching", size, 0), ("verifying", weights, 0)] and sum(watch.moved) == size + weights
     assert len(open_checkpoint(folder).tensors) == 4
 
 
@@ -235,7 +237,8 @@ def test_a_cut_anywhere_is_taken_up_where_it_was(server: Hub, seed: int) -> None
     again = Told()
     assert same(hub.fetch(ENTRY, watch=again), needed(server))
     assert server.sent == total - arrived  # the missing bytes, and no other
-    assert again.tasks[0] == ("fetching", total, arrived)
+    task, size, done = again.tasks[0]
+    assert task == "fetching" and size - done == total - arrived
     files = [request for request in server.log if "/resolve/" in request.path]
     assert all(request.range and request.range.startswith("bytes=") for request in files)
 
@@ -552,12 +555,21 @@ def test_no_revision(server: Hub) -> None:
 
 def test_a_file_that_is_listed_and_gone(server: Hub) -> None:
     server.faults.missing = {"config.json"}
-    assert refused().what == "org/model has no file 'config.json' any more"
+    error = refused()
+    assert error.what == f"org/model lists a file 'config.json', and {server.url} does not have it (404)"
+    assert error.fix == "give another revision, or try later"  # the same command would end the same way
 
 
 @pytest.mark.parametrize(
     ("status", "says"),
-    [(403, "does not allow"), (404, "answers 404"), (429, "fewer requests"), (500, "(500)"), (503, "(503)")],
+    [
+        (403, "does not allow"),
+        (407, "proxy wants a login"),
+        (404, "answers 404"),
+        (429, "fewer requests"),
+        (500, "(500)"),
+        (503, "(503)"),
+    ],
 )
 def test_statuses(server: Hub, status: int, says: str) -> None:
     server.faults.status = status
@@ -597,6 +609,61 @@ def test_proxies(server: Hub, monkeypatch: pytest.MonkeyPatch, value: str, says:
     assert says in refused().what
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://[::bad", "http://127.0.0.1:99999", "http://h:port", "http://", "", "ftp://h", "http://a..b", "h" * 999],
+)
+def test_an_endpoint_that_is_no_address(server: Hub, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    for act in (hub.fetch, hub.remote_checkpoint, hub.remove):
+        error = refused(act=act)
+        assert "is not a server's address" in error.what and "correct HF_ENDPOINT" in error.fix
+    assert not server.log
+
+
+def test_such_an_endpoint_is_found_before_the_library_fails_on_stdout() -> None:
+    code = """
+from dgemma_local import hub
+from dgemma_local.errors import FetchError
+from dgemma_local.registry import Entry
+try:
+    hub.fetch(Entry(name="big", repository="org/model"))
+except FetchError as error:
+    print(error.what)
+"""
+    assert python(code, HF_ENDPOINT="http://[::bad") == "'http://[::bad' is not a server's address"
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:9", "HTTP://127.0.0.1:9/", "http://localhost:9/hub"])
+def test_an_endpoint_that_is_an_address(server: Hub, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    assert same(hub.fetch(ENTRY), needed(server))  # the library has read another one, at import
+
+
+@pytest.mark.parametrize("token", ["hf_\N{RIGHT DOUBLE QUOTATION MARK}x", "hf é", "hf_\tx", "hf_\x01", "hf_\udcff"])
+def test_a_token_that_cannot_be_sent(server: Hub, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    folder = hub.fetch(ENTRY)
+    monkeypatch.setenv("HF_TOKEN", token)
+    error = refused()
+    assert error.what == "the Hugging Face token holds characters that no token has" and "HF_TOKEN" in error.fix
+    offline(monkeypatch)
+    assert hub.fetch(ENTRY) == folder  # none is sent
+
+
+def test_a_token_file_that_is_not_text(server: Hub, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"hf_\xff")
+    assert "characters that no token has" in refused().what
+
+
+def test_a_proxy_that_wants_a_login(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_session()
+    monkeypatch.setenv("https_proxy", server.url)
+    server.faults.status = 407
+    point(monkeypatch, "https://no.such.host.invalid")
+    error = refused()
+    assert error.what == "the proxy wants a login (407)" and "HTTPS_PROXY=http://user:password@" in error.fix
+
+
 def test_a_proxy_that_refuses(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     close_session()
     monkeypatch.setenv("https_proxy", server.url)  # does not know CONNECT
@@ -623,7 +690,9 @@ def test_no_room(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull, "MARGIN", 1 << 60)
     server.settled().clear()
     error = refused()
-    assert str(cache.root()) in error.what and "GB free" in error.what and "HF_HOME" in error.fix
+    assert str(cache.root()) in error.what and "HF_HOME" in error.fix
+    kilobytes = round(sum(map(len, needed(server).values())) / 1000)
+    assert f"free; {kilobytes} kB are to come" in error.what
     assert server.sent == 0 and hub.held(ENTRY) == 0
 
 
@@ -682,7 +751,8 @@ except FetchError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], check=False, env=environment, cwd=ROOT, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (10, "") and "too large" in done.stdout
+    assert (done.returncode, done.stderr) == (10, "")
+    assert done.stdout.startswith("model-0000") and "is too large for" in done.stdout and "limit" in done.stdout
 
 
 # ── what is listed cannot be trusted ──────────────────────────────────────────────────────────────────────────────
@@ -734,8 +804,54 @@ def test_a_commit_becomes_a_path(server: Hub) -> None:
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors"])
 def test_a_repository_that_is_not_whole(server: Hub, name: str) -> None:
     del server.repositories[NAME].files[name]
-    error = refused()
-    assert error.what == f"{NAME} has no {name}, so it is not a whole checkpoint"
+    server.settled().clear()
+    for act in (hub.fetch, hub.remote_checkpoint):
+        assert refused(act=act).what == f"{NAME} has no {name}, so it is not a whole checkpoint"
+    assert not any(name.endswith(".safetensors") for name in server.fetched())
+    assert name.endswith(".safetensors") or not server.fetched()
+
+
+def index(*names: str) -> bytes:
+    return json.dumps({"weight_map": {f"t{n}": name for n, name in enumerate(names)}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        (INDEX, b"[[[", f"has an {INDEX} that names no files"),
+        (INDEX, b"{}", f"has an {INDEX} that names no files"),
+        (INDEX, index(SHARD, "../../../x.safetensors"), "'../../../x.safetensors', which is no safetensors file"),
+        (INDEX, index(SHARD, "original/model.safetensors"), "'original/model.safetensors', which is no safetensors"),
+        (INDEX, index(SHARD, "\x1b[2J.safetensors"), "which is no safetensors file beside it"),
+        (INDEX, index(SHARD, "x" * 5000 + ".safetensors"), "which is no safetensors file beside it"),
+        (INDEX, index(SHARD, "config.json"), "'config.json', which is no safetensors file"),
+        (INDEX, index(SHARD, "a.safetensors"), "has no a.safetensors, so it is not a whole"),
+        ("config.json", b"{", "no config.json that can be read"),
+    ],
+)
+def test_small_files_are_checked_before_the_weights_come(server: Hub, name: str, data: bytes, says: str) -> None:
+    server.repositories[NAME].files[name] = data
+    for act in (hub.fetch, hub.remote_checkpoint):
+        error = refused(act=act)
+        assert says in error.what and error.what.isprintable()
+    assert not any(name.endswith(".safetensors") for name in server.fetched())
+    assert not list(cache.repository(ENTRY).glob(f"blobs/*{cache.PARTIAL}*"))  # nor is there anything to go on with
+
+
+def test_neither_one_file_nor_an_index(server: Hub) -> None:
+    del server.repositories[NAME].files[INDEX]
+    assert refused().what == f"{NAME} has no model.safetensors, so it is not a whole checkpoint"
+    assert server.sent == 0
+
+
+def test_an_index_beside_one_file_is_not_read(server: Hub) -> None:
+    server.repositories[NAME].files = checkpoint(0) | {INDEX: b"[[["}
+    assert len(open_checkpoint(hub.fetch(ENTRY)).tensors) == 2
+
+
+def test_two_files_of_one_content(server: Hub) -> None:
+    server.repositories[NAME].files["generation_config.json"] = b"{}"  # as tokenizer_config.json
+    assert same(hub.fetch(ENTRY), needed(server))
 
 
 # ── headers alone ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -801,6 +917,40 @@ def test_a_cache_that_cannot_be_read(server: Hub, monkeypatch: pytest.MonkeyPatc
     for act in (hub.folder_of, hub.held):
         error = refused(act=act)
         assert "cannot be read: Permission denied" in error.what and "HF_HOME" in error.fix
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])
+def test_a_cache_that_is_a_link_to_itself(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv(variable, str(loop))
+    for act in (hub.fetch, hub.folder_of, hub.held, hub.remove, hub.remote_checkpoint):
+        error = refused(act=act)
+        assert str(loop) in error.what and "HF_HOME" in error.fix
+
+
+def test_a_file_that_is_a_link_to_itself(server: Hub) -> None:
+    for name in (SHARD, "generation_config.json"):
+        path = hub.fetch(ENTRY) / name
+        for link in (path, blob(server, name)):
+            link.unlink()
+            link.symlink_to(link)
+            assert hub.held(ENTRY) > 0
+            assert same(hub.fetch(ENTRY), needed(server))
+        path.unlink()
+        path.symlink_to(path)
+        assert hub.remove(ENTRY) > 0 and hub.held(ENTRY) == 0
+
+
+def test_a_current_folder_that_is_gone(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "cache")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "'cache' cannot be found" in refused(act=hub.folder_of).what
 
 
 # ── held and removed ──────────────────────────────────────────────────────────────────────────────────────────────

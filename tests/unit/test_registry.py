@@ -157,6 +157,7 @@ def test_xdg_config_home(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyP
         ("[a]\nfolder = 'x'\nbytes = " + "9" * 400 + "\n", "is not a number from 0"),
         ("[a]\nfolder = 'x'\nneeds = 0x" + "f" * 9000 + "\n", "needs = … is not a number from 0"),
         ("['']\nfolder = 'x'\n", "'' is not a name"),
+        ("[auto]\nfolder = 'x'\n", "[auto] has a name that means"),
         ('["a\\u001b[2J"]\nfolder = "x"\n', "is not a name"),
     ],
 )
