@@ -132,6 +132,19 @@ def line(row: Row) -> str:
 HEADER = "| task | exact | steps | tokens a step | canvases | did not converge |\n|---|---|---|---|---|---|"
 
 
+def read(folder: Path) -> list[Row]:
+    """What was measured of a demo checkpoint."""
+    return [Row(**row) for row in json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["rows"]]
+
+
+def side_by_side(forms: Mapping[str, list[Row]]) -> str:
+    """A Markdown table of exact answers and mean steps, a column for each form that the weights are stored in."""
+    lines = [f"| task | {' | '.join(forms)} |", "|---" * (len(forms) + 1) + "|"]
+    for rows in zip(*forms.values(), strict=True):
+        lines.append(f"| {rows[0].task} | {' | '.join(f'{row.solved:.1%} in {row.steps:.1f}' for row in rows)} |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m dgemma_local.demo.evaluate", description=__doc__.split("\n")[0])
     parser.add_argument("model", choices=sorted(FOLDERS))

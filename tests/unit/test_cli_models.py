@@ -1,7 +1,6 @@
 """`dgemma pull` and `dgemma models`, against a hub on this machine."""
 
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,14 +11,12 @@ import pytest
 import typer
 from click.testing import Result
 from hub_server import COMMIT, Hub, Repository, checkpoint
-from huggingface_hub import close_session, constants
+from own_hub import own_hub
 from typer.testing import CliRunner
 
 from dgemma_local import hub
 from dgemma_local.cli import Commands
 from dgemma_local.cli_models import app_models, pull
-from dgemma_local.hub import pull as pulling
-from dgemma_local.hub import transfer
 from dgemma_local.hub.failures import size
 from dgemma_local.registry import user_file
 from dgemma_local.ui import shelf
@@ -36,24 +33,8 @@ app.command()(pull)
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGING", "XDG_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setattr(transfer, "WAITS", ())
-    monkeypatch.setattr(pulling, "MARGIN", 0)
-    monkeypatch.setattr(os, "fsync", lambda number: None)  # a busy disk takes its time
-    user_file().parent.mkdir(parents=True)
-    user_file().write_text(TABLE)
-    with Hub({NAME: Repository(checkpoint())}) as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+    with own_hub({NAME: Repository(checkpoint())}, TABLE, tmp_path, monkeypatch) as running:
         yield running
-    close_session()
 
 
 def dgemma(*arguments: str, **more: Any) -> Result:

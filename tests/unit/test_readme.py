@@ -1,14 +1,13 @@
 """README says what is: its tables are those of the files they describe."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from dgemma_local import errors
-from dgemma_local.demo.evaluate import HEADER, Row, line
-from dgemma_local.demo.render import FOLDERS
+from dgemma_local.demo.evaluate import HEADER, line, read, side_by_side
+from dgemma_local.demo.render import FOLDERS, MODELS
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,9 +22,12 @@ def test_every_exit_code_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("model", sorted(FOLDERS))
 def test_the_evaluation_tables_are_the_committed_ones(model: str) -> None:
-    rows = json.loads((FOLDERS[model] / "evaluation.json").read_text(encoding="utf-8"))["rows"]
-    table = "\n".join([HEADER, *(line(Row(**row)) for row in rows)])
-    assert table in README
+    assert "\n".join([HEADER, *map(line, read(FOLDERS[model]))]) in README
+
+
+def test_the_table_of_the_three_layouts_is_the_committed_one() -> None:
+    forms = {"bf16": "sudoku", "FP8-dynamic": "sudoku-fp8", "NVFP4": "sudoku-nvfp4"}
+    assert side_by_side({form: read(MODELS / folder) for form, folder in forms.items()}) in README
 
 
 def test_the_first_block_is_two_commands() -> None:

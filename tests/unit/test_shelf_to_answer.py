@@ -1,7 +1,6 @@
 """From the hub to an answer: a tiny model in RedHat's and NVIDIA's layouts is planned unseen, fetched, loaded and asked."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 from hub_server import Hub, Repository
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
+from own_hub import own_hub
 from tiny_quantised import SCHEMES, write_quantised
 from typer.testing import CliRunner
 
@@ -18,8 +18,6 @@ from dgemma_local import auto, cli, planning
 from dgemma_local import card as card_module
 from dgemma_local.card import Card
 from dgemma_local.demo import vocabulary
-from dgemma_local.hub import pull as pulling
-from dgemma_local.hub import transfer
 from dgemma_local.registry import user_file
 
 REPOSITORIES = {scheme: f"org/{scheme}" for scheme in SCHEMES}
@@ -43,24 +41,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
 
 @pytest.fixture
 def server(files: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for name in list(os.environ):
-        if name.startswith(("HF_", "XDG_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setattr(transfer, "WAITS", ())
-    monkeypatch.setattr(pulling, "MARGIN", 0)
-    monkeypatch.setattr(os, "fsync", lambda number: None)
-    user_file().parent.mkdir(parents=True)
-    user_file().write_text(TABLE)
-    with Hub({name: Repository(content) for name, content in files.items()}) as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+    served = {name: Repository(content) for name, content in files.items()}
+    with own_hub(served, TABLE, tmp_path, monkeypatch) as running:
         yield running
-    close_session()
 
 
 def dgemma(*arguments: str) -> Result:
