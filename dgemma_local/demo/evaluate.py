@@ -139,10 +139,12 @@ def read(folder: Path) -> list[Row]:
 
 def side_by_side(forms: Mapping[str, list[Row]]) -> str:
     """A Markdown table of exact answers and mean steps, a column for each form that the weights are stored in."""
-    lines = [f"| task | {' | '.join(forms)} |", "|---" * (len(forms) + 1) + "|"]
-    for rows in zip(*forms.values(), strict=True):
-        lines.append(f"| {rows[0].task} | {' | '.join(f'{row.solved:.1%} in {row.steps:.1f}' for row in rows)} |")
-    return "\n".join(lines)
+    head = [f"| task | {' | '.join(forms)} |", "|---" * (len(forms) + 1) + "|"]
+    body = [
+        f"| {rows[0].task} | {' | '.join(f'{row.solved:.1%} in {row.steps:.1f}' for row in rows)} |"
+        for rows in zip(*forms.values(), strict=True)
+    ]
+    return "\n".join(head + body)
 
 
 def main(arguments: list[str]) -> None:
