@@ -134,7 +134,8 @@ def main() -> None:
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     prompt = torch.tensor(Renderer().prompt(Example("sudoku9", f"Solve this sudoku:\n{PUZZLE}", "")))
-    config = load_generation_config(FOLDER)
+    # never confident enough to stop: a canvas that is done keeps its draft, where transformers would go on sampling
+    config = replace(load_generation_config(FOLDER), confidence=0.0)
     model = open_model(FOLDER, dtype)
     contestants: dict[str, Any] = {
         "ours": Ours(model, prompt, config, own_stream=True),
