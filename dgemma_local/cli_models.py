@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dgemma_local.checkpoint import Checkpoint
     from dgemma_local.registry import Entry
 
-app_models = typer.Typer(invoke_without_command=True, help="List, or remove, the models of the table.")
+app_models = typer.Typer(invoke_without_command=True, help="List, plan or remove the models of the table.")
 
 AUTO = "auto"
 LARGEST_VRAM = 10_000  # GB; inf is no budget
@@ -202,12 +202,14 @@ def _check_fit(entry: "Entry", *, quiet: bool) -> None:
     from dgemma_local import hub
     from dgemma_local.config import load_model_config
     from dgemma_local.layout import Options
-    from dgemma_local.planning import could_run
+    from dgemma_local.planning import empty, plan_run
 
     checkpoint = hub.remote_checkpoint(entry)
     config = load_model_config(checkpoint.folder)
-    said = could_run(checkpoint, config, card, Options())
-    lean = could_run(checkpoint, config, card, Options(fp8_attention=True, fp8_embedding=True))
+    said, lean = (
+        plan_run(checkpoint, config, options, device="cuda", card=empty(card)).verdict
+        for options in (Options(), Options(fp8_attention=True, fp8_embedding=True))
+    )
     if said is None or lean is None:
         return
     if lean.plan is None:

@@ -15,7 +15,6 @@ Source: tensor names of google/diffusiongemma-26B-A4B-it at revision f7f5b7f5, o
 NVIDIA's NVFP4 checkpoint (tests/golden/tensors.json); ties as in transformers 5.24.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -364,8 +363,3 @@ def _held(
 def _named_dtype(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> torch.dtype:
     by_name = {str(dtype).removeprefix("torch."): dtype for dtype in STORED.values()}  # as config.json spells them
     return by_name.get(str(config.dtype)) or STORED[tensors[EMBEDDING].dtype]
-
-
-def parameters_of(config: ModelConfig) -> int:
-    """How many numbers the model has."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())

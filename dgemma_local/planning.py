@@ -44,8 +44,11 @@ def plan_run(
     device: Device,
     context: int | None = None,
     vram: float | None = None,
+    card: Card | None = None,
 ) -> Planned:
     """`context` None: DEFAULT_CONTEXT, or all that the model has. `vram` in GB; without it, what is free now.
+
+    `card` is the one to plan for; None: the first.
 
     Raises UsageError on a context that the model does not have, CheckpointError as `layout.plan` does.
     """
@@ -62,19 +65,14 @@ def plan_run(
         compute="fp32" if layout.held["norm"].dtype.itemsize > 2 else "bf16",
         device=device,
     )
-    have = budget(vram, first_card() if device == "cuda" else None, host_memory() if device == "cpu" else None)
+    on_card = device == "cuda"
+    have = budget(vram, (card or first_card()) if on_card else None, None if on_card else host_memory())
     return Planned(layout, asked, None if have is None else verdict(asked, have))
 
 
-def could_run(checkpoint: Checkpoint, config: ModelConfig, card: Card, options: Options) -> Verdict | None:
-    """Whether a card with nothing else on it would hold the model. None: nobody knows how much it has."""
-    if card.total is None:
-        return None
-    layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
-    context = min(DEFAULT_CONTEXT, config.max_positions)
-    empty = replace(card, free=card.total, holders=())
-    have = budget(None, empty)
-    return None if have is None else verdict(estimate(config, layout.resident, context=context), have)
+def empty(card: Card) -> Card:
+    """The same card with nothing on it."""
+    return replace(card, free=card.total, holders=())
 
 
 def first_card() -> Card | None:
