@@ -84,23 +84,24 @@ class Activations:
     def _attend(self, T: int, layer: LayerConfig, bias: int) -> int:
         H, KV, d, D, b = self.config.heads, layer.kv_heads, layer.head_dim, self.config.hidden_size, self.b
         stored, turned, values = self._heads(T, layer)
-        qkv = 4 * stored + b * turned if b == 4 else b * (turned + values)  # in fp32 v is a view of all heads
+        written = b * stored + (4 * stored + b * turned if b == 4 else b * (turned + values))  # in fp32 v is a view
         slab = slots(self.config, layer.kind, self.room)
         moved = 0 if layer.kind == "full" else max(0, slab - T) * KV * d * b
         out = T * H * d
         projected = b * out + self._linear("attention", D, H * d, T)
-        return 2 * T * D * b + qkv + max(moved, bias + b * out + T * H * 4, projected)
+        seen = b * turned + max(bias + b * out + T * H * 4, projected)
+        return 2 * T * D * b + max(written + moved if moved else 0, seen)
 
     def _mlp(self, T: int) -> int:
         D, I, b = self.config.hidden_size, self.config.intermediate_size, self.b
-        around = T * D * (4 * b + 4)  # x, attention's output, their sum, its normal form: in fp32, and rounded
+        around = T * D * 5 * b  # x, its norm, the sum with attention's output, and that one's two norms
         up, down = self._linear("dense MLP", 2 * I, D, T), self._linear("dense MLP", D, I, T)
         return around + max(up, b * T * 4 * I, b * T * I + down)
 
     def _experts(self, T: int) -> int:
         D, F, A, b = self.config.hidden_size, self.config.expert_size, self.config.top_k, self.b
         P = T * A
-        around = T * D * (5 * b + 4) + P * (4 + 8 + 8)  # as above, the MLP's output; weights, choices, their order
+        around = T * D * 6 * b + P * (4 + 8 + 8)  # as above, the MLP's output; weights, choices, their order
         up = P * D * b + P * 2 * F * b + max(P * 2 * F * b, self._block("experts", 2 * F, D)[1])
         down = P * D * b + P * F * b + P * D * b + self._block("experts", D, F)[1]
         summed = P * D * (3 * b + 4) + T * D * 4  # rows as grouped, in order, and weighted in fp32

@@ -22,7 +22,7 @@ more and spares that.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -70,6 +70,27 @@ class Memory(Protocol):
         ...
 
 
+@runtime_checkable
+class SlabMemory(Memory, Protocol):
+    """What the kernels ask: one fixed place for a layer's keys and values, and what of it a pass sees, on the device."""
+
+    def span(self, kind: Kind, rows: int, causal: bool) -> Tensor:
+        """Makes room for `rows` and says where: int32 [4] on the device, first slot, slot of row 0, rows, causal.
+
+        Row r sits at slot at + r. Without `causal` it sees first … at + rows - 1, with it first … at + r, of a sliding
+        layer the window before itself alone.
+        """
+        ...
+
+    def slab(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [KV, capacity, d] of a layer, as they lie."""
+        ...
+
+    def reach(self, kind: Kind, rows: int) -> int:
+        """Keys that a row of such a pass sees at the most."""
+        ...
+
+
 def causal_mask(seen: int, rows: int, window: int | None, device: torch.device) -> Tensor:
     """[rows, seen + rows] bool: row r sits at key seen + r and sees back to itself, `window` keys with itself if given."""
     visible = torch.ones(rows, seen + rows, dtype=torch.bool, device=device).tril_(seen)  # a byte a pair, and no more
@@ -94,11 +115,15 @@ class _Slab:
             old: Tensor = getattr(self, name)
             setattr(self, name, old.new_empty(old.shape[0], capacity, old.shape[2]))
 
+    def make_room(self, length: int, rows: int) -> int:
+        """Room for `rows` behind `length` tokens -> the slot where it begins."""
+        if length - self.base + rows > self.k.shape[-2]:
+            (self._shift if self.planned else self._grow)(length, rows)
+        return length - self.base
+
     def write(self, length: int, k: Tensor, v: Tensor, context: int | None) -> tuple[Tensor, Tensor]:
         rows = k.shape[-2]
-        if length - self.base + rows > self.k.shape[-2]:
-            (self._shift if self.planned else self._make_room)(length, rows)
-        end = length - self.base
+        end = self.make_room(length, rows)
         self.k[:, end : end + rows] = k
         self.v[:, end : end + rows] = v
         start = 0 if context is None else max(0, end - context)
@@ -114,7 +139,7 @@ class _Slab:
             slab[:, :kept] = slab[:, held - kept : held].clone()  # the two overlap
         self.base = length - kept
 
-    def _make_room(self, length: int, rows: int) -> None:
+    def _grow(self, length: int, rows: int) -> None:
         """Drop what no one may ask for any more; if that is not enough, double."""
         held = length - self.base
         kept = held if self.keep is None else min(held, self.keep)
@@ -162,6 +187,22 @@ class Cache:
         if kind == "full":
             return causal_mask(self.length, rows, None, self.device)
         return causal_mask(min(self.length, self.window - 1), rows, self.window, self.device)
+
+    def span(self, kind: Kind, rows: int, causal: bool) -> Tensor:
+        ends = {
+            slab.make_room(self.length, rows)
+            for slab, layer in zip(self._slabs, self.config.layers, strict=True)
+            if layer.kind == kind
+        }
+        (at,) = ends  # layers of a kind are written together, so they stand alike
+        first = 0 if kind == "full" else max(0, at - (self.window - 1))
+        return torch.tensor([first, at, rows, causal], dtype=torch.int32, device=self.device)
+
+    def slab(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._slabs[layer].k, self._slabs[layer].v
+
+    def reach(self, kind: Kind, rows: int) -> int:
+        return (self.length if kind == "full" else min(self.length, self.window - 1)) + rows
 
     def advance(self, rows: int) -> None:
         """The rows of the encoder pass that just ended are committed."""

@@ -219,7 +219,9 @@ def run(
     with loading.progress(quiet=quiet) as progress:
         session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress)
     if verbose:
-        loading.show_proof(session.planned, session.proof)
+        loading.show_proof(session.planned, session.proof, session.slow_because)
+    elif session.slow_because is not None and session.on_gpu and not quiet:
+        _say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
     seed = secrets.randbits(64) if seed is None else seed
     messages = [Message(role="system", content=system)] if system is not None else []
     messages.append(Message(role="user", content=text))

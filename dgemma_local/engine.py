@@ -11,7 +11,6 @@ and are dropped: no two steps' logits are ever alive together. A cache is droppe
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -55,12 +54,8 @@ class BlockDiffusion(Protocol[CacheT]):
         """ids [T] int64 join the cache."""
         ...
 
-    def denoise(self, canvas: Tensor, cache: CacheT, signal: Tensor | None) -> Tensor:
-        """canvas [L] int64, last step's signal or None -> softcapped logits [L, V] fp32, the caller's to keep or change."""
-        ...
-
-    def signal(self, logits: Tensor) -> Tensor:
-        """What the next step is conditioned on, made of a step's temperature-scaled logits [L, V]."""
+    def advance(self, canvas: sampler.Canvas, cache: CacheT, config: GenerationConfig, noise: Noise) -> sampler.Canvas:
+        """One denoising step; `sampler.step` is that of a model that shows its logits. They are not kept."""
         ...
 
     def first_bad_layer(self, canvas: Tensor, cache: CacheT, signal: Tensor | None) -> str:
@@ -176,9 +171,8 @@ class Conversation(Generic[CacheT]):
             self.held.extend(ids)
 
     def _step(self, before: sampler.Canvas, config: GenerationConfig, noise: Noise) -> tuple[sampler.Canvas, StepDone]:
-        after = sampler.advance(before, self.model.denoise(before.next, self.cache, before.signal), config, noise)
+        after = self.model.advance(before, self.cache, config, noise)
         assert after.draft is not None and after.accepted is not None and after.entropy is not None
-        assert after.logits is not None
         entropy: list[float] = after.entropy.tolist()
         if not math.isfinite(math.fsum(entropy)):
             where = self.model.first_bad_layer(before.next, self.cache, before.signal)
@@ -198,7 +192,7 @@ class Conversation(Generic[CacheT]):
             entropy=tuple(entropy),
             done=after.done,
         )
-        return replace(after, logits=None, signal=None if after.done else self.model.signal(after.logits)), event
+        return after, event
 
 
 def _cut(

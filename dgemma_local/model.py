@@ -17,16 +17,17 @@ Rounding  Tensors are in the model's dtype. Norms, softmaxes, router weights and
 Source    transformers 5.24 modeling_diffusion_gemma.py with DynamicCache and grouped_mm experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dgemma_local import rope
+from dgemma_local import ops, rope, sampler
 from dgemma_local.cache import Cache, Memory
-from dgemma_local.config import LayerConfig, ModelConfig
-from dgemma_local.quant import Weight, embedding, grouped_linear, linear, rows_of, weighted_rows
+from dgemma_local.config import GenerationConfig, LayerConfig, ModelConfig
+from dgemma_local.noise import Noise, PhiloxNoise
+from dgemma_local.ops import Reader, Rotary, Routing, Rows, Sight
+from dgemma_local.quant import Nvfp4, Weight, linear, rows_of, weighted_rows
 
 PREFILL_CHUNK = 512  # rows of an encoder pass: its mask and activations stay small at any prompt length
 # Bytes of fp32 logits that head and soft embedding work on at once. A real canvas has 268 MB of logits, and what is
@@ -34,7 +35,6 @@ PREFILL_CHUNK = 512  # rows of an encoder pass: its mask and activations stay sm
 VOCABULARY_BLOCK = 32 << 20
 
 Weights = Mapping[str, Weight]
-Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, 1, d]
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -88,31 +88,14 @@ def plain(weight: Weight) -> Tensor:
     return weight
 
 
-def normalise(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x) over the last axis, in fp32 or wider and not yet rounded."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x [..., D] -> [..., D] in x's dtype: `normalise(x) * weight`, rounded once. No `1 + w`; None: no weight."""
-    return F.rms_norm(x, x.shape[-1:], weight, eps)  # computes in fp32 inside; a test holds it to the line above
-
-
-def gated_gelu(gate_up: Tensor) -> Tensor:
-    """[..., 2F] -> [..., F]: gelu(gate) * up, tanh form, each rounded."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
-
-
 class MLP:
     """down(gelu(gate x) * up x)."""
 
-    def __init__(self, gate_up: Weight, down: Weight) -> None:
-        self.gate_up, self.down = gate_up, down
+    def __init__(self, gate_up: Weight, down: Weight, dtype: torch.dtype) -> None:
+        self.gate_up, self.down, self.dtype = gate_up, down, dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(gated_gelu(linear(x, self.gate_up)), self.down)
+    def __call__(self, x: Rows) -> Tensor:
+        return ops.linear(ops.gated(x, self.gate_up, self.dtype), self.down, self.dtype)
 
 
 class Attention:
@@ -129,61 +112,40 @@ class Attention:
         q_norm, k_norm = plain(weights["self_attn.q_norm"]), plain(weights["self_attn.k_norm"])
         self.qk_norm = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])  # [H + KV, d]
 
-    def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., T, D] -> q [..., H, T, d], k and v [..., KV, T, d], normalised, q and k rotated."""
-        H, KV = self.heads, self.kv_heads
-        projected = linear(x, self.qkv_proj)
-        heads = normalise(projected.view(*x.shape[:-1], -1, self.head_dim), self.eps)  # [..., T, N, d]
-        qk = rope.rotate((heads[..., : H + KV, :] * self.qk_norm).to(x.dtype), *rotary).transpose(-3, -2)
-        v = heads[..., -KV:, :].to(x.dtype).transpose(-3, -2)
-        return qk[..., :H, :, :], qk[..., H:, :, :], v
+    def project(self, x: Rows, rotary: Rotary, memory: Memory, sight: Sight) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., T, D] -> queries, and the keys and values they attend over, their own rows written among them."""
+        projected = ops.linear(x, self.qkv_proj, self.qk_norm.dtype)
+        return ops.heads(
+            projected, self.qk_norm, rotary, self.heads, self.kv_heads, self.eps, memory, self.index, sight
+        )
 
-    def __call__(self, x: Tensor, rotary: Rotary, memory: Memory, mask: Tensor | None) -> Tensor:
-        q, k, v = self.project(x, rotary)
-        keys, values = memory.write(self.index, k, v)
-        # sdpa takes its fused path on 4 axes only
-        lead = (1,) if q.dim() == 3 else ()
-        q, keys, values = (t.reshape(*lead, *t.shape) for t in (q, keys, values))
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True)
-        return linear(out.transpose(1, 2).reshape(*x.shape[:-1], -1), self.o_proj)
+    def __call__(self, x: Rows, rotary: Rotary, memory: Memory, sight: Sight) -> Tensor:
+        attended = ops.attention(*self.project(x, rotary, memory, sight), sight)
+        return ops.linear(attended, self.o_proj, attended.dtype)
 
 
 class Router:
     """Chooses A experts a row from the un-normalised residual stream."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.top_k, self.width = config.top_k, config.hidden_size**-0.5
+        self.top_k, self.eps = config.top_k, config.rms_eps
         self.scale, self.proj = plain(weights["router.scale"]), plain(weights["router.proj"])
         self.per_expert_scale = plain(weights["router.per_expert_scale"])
 
-    def probabilities(self, normed: Tensor) -> Tensor:
-        """[..., T, D], x / rms(x), rounded -> [..., T, E] fp32."""
-        u = normed * self.scale * self.width  # two roundings, as the reference has
-        return F.linear(u, self.proj).softmax(-1, dtype=torch.promote_types(u.dtype, torch.float32))
-
-    def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """-> weights [..., T, A] fp32, which need not sum to 1, and expert numbers [..., T, A]."""
-        weights, chosen = self.probabilities(normed).topk(self.top_k, -1)
-        weights = weights / weights.sum(-1, keepdim=True)
-        return weights * self.per_expert_scale[chosen], chosen
+    def __call__(self, residual: Tensor) -> Routing:
+        """[..., T, D] -> who goes where."""
+        return ops.route(residual, self.scale, self.proj, self.per_expert_scale, self.top_k, self.eps)
 
 
 class Experts:
     """A mixture of E gated MLPs; rows are grouped by expert, so that each expert's weights are read once."""
 
-    def __init__(self, gate_up: Weight, down: Weight) -> None:
-        self.gate_up, self.down = gate_up, down  # [E, 2F, D], [E, D, F]
+    def __init__(self, gate_up: Weight, down: Weight, dtype: torch.dtype) -> None:
+        self.gate_up, self.down, self.dtype = gate_up, down, dtype  # [E, 2F, D], [E, D, F]
 
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """x [..., T, D], weights and chosen [..., T, A] -> [..., T, D], summed in fp32 and rounded once."""
-        A = chosen.shape[-1]
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)  # pairs (row, slot), expert by expert
-        ends = torch.bincount(flat, minlength=self.gate_up.shape[0]).cumsum(0).int()
-        rows = x.flatten(0, -2).index_select(0, order // A)
-        out = grouped_linear(gated_gelu(grouped_linear(rows, self.gate_up, ends)), self.down, ends)
-        by_row = torch.empty_like(out).index_copy_(0, order, out).view(-1, A, out.shape[-1])  # [T, A, D]
-        return (by_row * weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
+    def __call__(self, x: Rows, routing: Routing) -> Tensor:
+        """x [..., T, D] -> [..., T, D], summed in fp32 and rounded once."""
+        return ops.experts(x, routing, self.gate_up, self.down, self.dtype)
 
 
 class Layer:
@@ -194,16 +156,18 @@ class Layer:
                                            ├─ norm ─ experts ─┴─ norm ──┘          │
                                            └───────────────────────────────────────┘
 
-    The scalar multiplies the whole residual stream, and encoder and decoder have each their own.
+    The scalar multiplies the whole residual stream, and encoder and decoder have each their own. The first norm is
+    taken where x is made: at the end of the layer before.
     """
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
         self.eps = config.rms_eps
         self.attention = Attention(config, index, weights)
-        self.mlp = MLP(weights["mlp.gate_up_proj"], weights["mlp.down_proj"])
-        self.router = Router(config, weights)
-        self.experts = Experts(weights["experts.gate_up_proj"], weights["experts.down_proj"])
         self.input_layernorm = plain(weights["input_layernorm"])
+        dtype = self.input_layernorm.dtype
+        self.mlp = MLP(weights["mlp.gate_up_proj"], weights["mlp.down_proj"], dtype)
+        self.router = Router(config, weights)
+        self.experts = Experts(weights["experts.gate_up_proj"], weights["experts.down_proj"], dtype)
         self.post_attention_layernorm = plain(weights["post_attention_layernorm"])
         self.pre_feedforward_layernorm = plain(weights["pre_feedforward_layernorm"])
         self.pre_feedforward_layernorm_2 = plain(weights["pre_feedforward_layernorm_2"])
@@ -212,32 +176,40 @@ class Layer:
         self.post_feedforward_layernorm = plain(weights["post_feedforward_layernorm"])
         self.scalars = {True: plain(weights["encoder_layer_scalar"]), False: plain(weights["layer_scalar"])}
 
-    def __call__(self, x: Tensor, rotary: Rotary, memory: Memory, mask: Tensor | None, causal: bool) -> Tensor:
-        """x [..., T, D] -> [..., T, D]."""
-        eps = self.eps
-        attended = self.attention(rms_norm(x, self.input_layernorm, eps), rotary, memory, mask)
-        r = x + rms_norm(attended, self.post_attention_layernorm, eps)
-        unit = normalise(r, eps)  # one normalisation, three readers
-        dense = self.mlp((unit * self.pre_feedforward_layernorm).to(r.dtype))
-        routed = self.experts((unit * self.pre_feedforward_layernorm_2).to(r.dtype), *self.router(unit.to(r.dtype)))
-        both = rms_norm(dense, self.post_feedforward_layernorm_1, eps)
-        both = both + rms_norm(routed, self.post_feedforward_layernorm_2, eps)
-        return (r + rms_norm(both, self.post_feedforward_layernorm, eps)) * self.scalars[causal]
+    @property
+    def entrance(self) -> Reader:
+        """The norm at the top, and what reads it."""
+        return self.input_layernorm, self.attention.qkv_proj
+
+    def __call__(
+        self, x: Tensor, normed: Rows, rotary: Rotary, memory: Memory, sight: Sight, causal: bool, following: Reader
+    ) -> tuple[Tensor, Rows]:
+        """x [..., T, D] and its norm -> the next x, and its norm for the `following` reader."""
+        dense_reader = self.pre_feedforward_layernorm, self.mlp.gate_up
+        routed_reader = self.pre_feedforward_layernorm_2, self.experts.gate_up
+        attended = self.attention(normed, rotary, memory, sight)
+        r, (for_mlp, for_experts) = ops.sandwich(
+            attended, x, self.post_attention_layernorm, (dense_reader, routed_reader), self.eps
+        )
+        del attended
+        dense = self.mlp(for_mlp)
+        routed = self.experts(for_experts, self.router(r))
+        posts = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
+        return ops.combine(dense, routed, r, posts, self.scalars[causal], self.eps, following)
 
 
 class SelfConditioning:
-    """What the previous step thought, as a soft embedding through a gated MLP, added to the canvas embedding."""
+    """What the previous step thought, as a soft embedding through a gated MLP."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.eps = config.rms_eps
         self.pre_norm = plain(weights["self_conditioning.pre_norm"])
-        self.mlp = MLP(weights["self_conditioning.gate_up_proj"], weights["self_conditioning.down_proj"])
+        up, down = weights["self_conditioning.gate_up_proj"], weights["self_conditioning.down_proj"]
+        self.mlp = MLP(up, down, self.pre_norm.dtype)
 
-    def __call__(self, embedded: Tensor, soft: Tensor | None) -> Tensor:
-        """embedded, soft [..., L, D] -> [..., L, D]. Without a previous step the MLP adds nothing; the norm stays."""
-        if soft is not None:
-            embedded = embedded + self.mlp(rms_norm(soft, self.pre_norm, self.eps))
-        return rms_norm(embedded, None, self.eps)  # post_norm
+    def __call__(self, soft: Tensor) -> Tensor:
+        """[..., L, D] -> what is added to the canvas's embedding."""
+        return self.mlp(ops.rms_norm(soft, self.pre_norm, self.eps, self.mlp.gate_up))
 
 
 class DiffusionGemma:
@@ -259,6 +231,7 @@ class DiffusionGemma:
             )
             for i in range(len(config.layers))
         ]
+        self._readers: list[Reader] = [*(layer.entrance for layer in self.layers), (self.norm, None)]
         self._rotary: dict[LayerConfig, tuple[tuple[int, int], Rotary]] = {}  # of the last pass: start, rows
 
     # ── the engine's verbs ──────────────────────────────────────────────────────────────────────────────────────
@@ -285,26 +258,39 @@ class DiffusionGemma:
 
         The cache's committed entries are not touched.
         """
-        return self.head(self.hidden(self.self_conditioning(self.embed(canvas), signal), cache, causal=False))
+        return self.head(self.hidden(self.canvas_rows(canvas, signal), cache, causal=False))
+
+    @torch.inference_mode()
+    def advance(self, canvas: sampler.Canvas, cache: Cache, config: GenerationConfig, noise: Noise) -> sampler.Canvas:
+        """One denoising step. On the kernels logits are never whole, and the sample is drawn where they are made."""
+        table = self.embed_tokens
+        if not ops.fused(self.norm) or not isinstance(noise, PhiloxNoise) or isinstance(table, Nvfp4):
+            return sampler.step(self, canvas, cache, config, noise)
+        hidden = self.hidden(self.canvas_rows(canvas.next, canvas.signal), cache, causal=False)
+        head = ops.Head(table, self.config.softcap, self.embed_scale)
+        return sampler.step_on_kernels(canvas, hidden, head, config, noise)
 
     @torch.inference_mode()
     def first_bad_layer(self, canvas: Tensor, cache: Cache, signal: Tensor | None) -> str:
         """Which part of this denoising step is the first to hold NaN or infinity: a name for an error message."""
-        x = self.self_conditioning(self.embed(canvas), signal)
+        x = self.canvas_rows(canvas, signal)
         if not x.isfinite().all():
             return "the embedding or self-conditioning"
-        for i, (layer, geometry) in enumerate(zip(self.layers, self.config.layers, strict=True)):
-            rotary = self._rotary_at(geometry, cache.length, len(canvas))
-            x = layer(x, rotary, cache, None, causal=False)
-            if not x.isfinite().all():
-                return f"layer {i}"
+        for number, (after, _) in enumerate(self._through_layers(x, cache, causal=False)):
+            if not after.isfinite().all():
+                return f"layer {number}"
         return "the final norm or head"
 
     # ── their parts, in order; differentiable, any leading axes ───────────────────────────────────────────────────
 
     def embed(self, ids: Tensor) -> Tensor:
         """[..., T] int64 -> [..., T, D]."""
-        return embedding(self.embed_tokens, ids, self.dtype) * self.embed_scale
+        return ops.embed(ids, self.embed_tokens, self.embed_scale, self.dtype)
+
+    def canvas_rows(self, canvas: Tensor, soft: Tensor | None) -> Tensor:
+        """[..., L] int64, soft embedding [..., L, D] -> [..., L, D]. Without a previous step only the norm acts."""
+        added = None if soft is None else self.self_conditioning(soft)
+        return ops.embed(canvas, self.embed_tokens, self.embed_scale, self.dtype, added, self.config.rms_eps)
 
     def soften(self, logits: Tensor) -> Tensor:
         """[..., L, V] temperature-scaled -> [..., L, D], the expected embedding.
@@ -328,16 +314,26 @@ class DiffusionGemma:
 
         `kv_only` leaves out what follows the last layer's K/V, which is all that an encoder pass is for.
         """
+        last, layers = (x, x), self._through_layers(x, memory, causal, kv_only)
+        del x  # let go after the first layer, like every other's
+        for last in layers:  # noqa: B007
+            pass
+        return plain(last[0 if kv_only else 1])
+
+    def _through_layers(
+        self, x: Tensor, memory: Memory, causal: bool, kv_only: bool = False
+    ) -> Iterator[tuple[Tensor, Rows]]:
+        """After each layer x, and its norm for whoever reads it next. The last layer's K/V alone yield nothing."""
         rows = x.shape[-2]
-        masks = {kind: memory.mask(kind, rows, causal) for kind in self.config.rope}
-        for layer, geometry in zip(self.layers, self.config.layers, strict=True):
-            rotary = self._rotary_at(geometry, memory.length, rows)
+        sights = {kind: ops.sight(x, memory, kind, causal, self.config.sliding_window) for kind in self.config.rope}
+        normed = ops.rms_norm(x, self._readers[0][0], self.config.rms_eps, self._readers[0][1])
+        for layer, geometry, following in zip(self.layers, self.config.layers, self._readers[1:], strict=True):
+            rotary, sight = self._rotary_at(geometry, memory.length, rows), sights[geometry.kind]
             if kv_only and layer is self.layers[-1]:
-                _, k, v = layer.attention.project(rms_norm(x, layer.input_layernorm, layer.eps), rotary)
-                memory.write(layer.attention.index, k, v)
-                return x
-            x = layer(x, rotary, memory, masks[geometry.kind], causal)
-        return rms_norm(x, self.norm, self.config.rms_eps)
+                layer.attention.project(normed, rotary, memory, sight)
+                return
+            x, normed = layer(x, normed, rotary, memory, sight, causal, following)
+            yield x, normed
 
     def head(self, hidden: Tensor) -> Tensor:
         """[..., L, D] -> [..., L, V] fp32; the product is rounded to the model's dtype before the softcap."""
@@ -359,7 +355,7 @@ class DiffusionGemma:
             with torch.inference_mode(False):  # training may be the next to read them
                 positions = torch.arange(start, start + rows, device=self.device)
                 cos, sin = rope.table(self.config.rope[geometry.kind], geometry.head_dim, positions, self.dtype)
-            tables = cos[:, None], sin[:, None]
+            tables = cos, sin
             self._rotary[geometry] = (start, rows), tables
         return tables
 

@@ -15,13 +15,15 @@ Source: transformers 5.24 generation_diffusion_gemma.py; vectors in tests/golden
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dgemma_local import ops
 from dgemma_local.config import GenerationConfig
-from dgemma_local.noise import Noise, row_blocks
+from dgemma_local.noise import Noise, PhiloxNoise, row_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,24 @@ class Canvas:
     accepted: Tensor | None = None  # [L] bool
     entropy: Tensor | None = None  # [L] fp32, nats
     temperature: float = 0.0  # of the last step
+    fused: ops.FusedCanvas | None = None  # its state on the kernels, which then hold the history
     converged: bool = False  # stable and confident
     done: bool = False  # converged, or out of steps
+
+
+CacheT = TypeVar("CacheT", contravariant=True)
+
+
+class Denoiser(Protocol[CacheT]):
+    """A model that shows its logits; L canvas, V vocabulary."""
+
+    def denoise(self, canvas: Tensor, cache: CacheT, signal: Tensor | None) -> Tensor:
+        """canvas [L] int64, last step's signal or None -> softcapped logits [L, V] fp32, the caller's to keep or change."""
+        ...
+
+    def signal(self, logits: Tensor) -> Tensor:
+        """What the next step is conditioned on, made of a step's temperature-scaled logits [L, V]."""
+        ...
 
 
 def temperature(config: GenerationConfig, step: int) -> Tensor:
@@ -61,7 +79,7 @@ def entropies(logits: Tensor) -> Tensor:
 
 def accept(entropy: Tensor, bound: float) -> Tensor:
     """[L] fp32 -> [L] bool: calmest first, as long as those before sum to ≤ bound. One is always accepted."""
-    ordered, index = entropy.sort()
+    ordered, index = entropy.sort(stable=True)  # equals by position, as the kernel has them
     before = F.pad(ordered.cumsum(0)[:-1], (1, 0))  # not cumsum - own: in fp32 that is not monotone
     return torch.zeros_like(index, dtype=torch.bool).scatter(0, index, before <= bound)
 
@@ -102,4 +120,36 @@ def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noi
         temperature=float(t),
         converged=converged,
         done=done,
+    )
+
+
+def step(model: Denoiser[CacheT], canvas: Canvas, cache: CacheT, config: GenerationConfig, noise: Noise) -> Canvas:
+    """One denoising step of a model by its logits. They become the signal at once: no two steps' are alive together."""
+    after = advance(canvas, model.denoise(canvas.next, cache, canvas.signal), config, noise)
+    assert after.logits is not None
+    return replace(after, logits=None, signal=None if after.done else model.signal(after.logits))
+
+
+def step_on_kernels(
+    canvas: Canvas, hidden: Tensor, head: ops.Head, config: GenerationConfig, noise: PhiloxNoise
+) -> Canvas:
+    """The same from hidden rows [L, D] after the final norm; the one wait for the device is for `converged` and `done`."""
+    fused = canvas.fused
+    if fused is None:
+        table = torch.stack([temperature(config, step) for step in range(config.steps)])
+        fused = ops.FusedCanvas(canvas.next, table, config.stability, noise.seed, noise.attempt, canvas.number)
+    end = fused.step(hidden, head, config.entropy_bound, config.confidence)
+    converged, done = end.flags.tolist()
+    return replace(
+        canvas,
+        step=canvas.step + 1,
+        next=end.canvas.clone(),
+        signal=None if done else end.soft,
+        draft=end.draft,
+        accepted=end.accepted.clone(),
+        entropy=end.entropy,
+        temperature=float(temperature(config, canvas.step)),
+        fused=fused,
+        converged=bool(converged),
+        done=bool(done),
     )

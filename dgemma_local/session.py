@@ -28,6 +28,7 @@ from dgemma_local.layout import Options
 from dgemma_local.loading import Proof, fill
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
+from dgemma_local.ops import why_torch
 from dgemma_local.planning import Device, Planned, plan_run
 from dgemma_local.tokens import Message, Tokenizer
 
@@ -54,6 +55,16 @@ class Session:
     @property
     def canvas_length(self) -> int:
         return self.conversation.model.canvas_length
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.conversation.model.device.type != "cpu"
+
+    @property
+    def slow_because(self) -> str | None:
+        """Why the model's operations run in plain torch; None where they run on the fused kernels."""
+        model = self.conversation.model
+        return why_torch(model.device, model.dtype)
 
     @property
     def steps(self) -> int:
@@ -138,6 +149,7 @@ def open_session(
     name, folder = registry.resolve(model, hub.folder_of)
     refuse_special_files(folder)
     device = _device(wishes.device, folder)
+    why_torch(torch.device(device), torch.bfloat16)  # what DGEMMA_OPS says is read before anything is loaded
     config = load_model_config(folder)
     generation = load_generation_config(folder, config.vocab_size)
     tokenizer = Tokenizer.load(folder, config.vocab_size)

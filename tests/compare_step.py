@@ -50,11 +50,7 @@ class Ours:
 
     @torch.inference_mode()
     def step(self) -> list[int]:
-        logits = self.model.denoise(self.canvas.next, self.cache, self.canvas.signal)
-        after = sampler.advance(self.canvas, logits, self.config, self.noise)
-        assert after.logits is not None
-        signal = None if after.done else self.model.signal(after.logits)
-        self.canvas = replace(after, logits=None, signal=signal)
+        self.canvas = self.model.advance(self.canvas, self.cache, self.config, self.noise)
         return self.canvas.next.tolist()
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dgemma_local import sampler
 from dgemma_local.config import GenerationConfig
+from dgemma_local.noise import Noise
+from dgemma_local.sampler import Canvas
 
 PAD, END, MARK = 0, 1, 2  # MARK ends a prompt: the answer is told from what follows the last one
 
@@ -65,6 +68,9 @@ class FakeModel:
         since = cache.tokens[::-1].index(MARK)
         rest = [*self.script[since:], *[PAD] * self.canvas_length]
         return rest[: self.canvas_length]
+
+    def advance(self, canvas: Canvas, cache: FakeCache, config: GenerationConfig, noise: Noise) -> Canvas:
+        return sampler.step(self, canvas, cache, config, noise)
 
     def denoise(self, canvas: Tensor, cache: FakeCache, previous: Tensor | None) -> Tensor:
         self.before(len(self.fed))

@@ -55,6 +55,8 @@ class FakeSession:
     name: str = "fake"
     canvas_length: int = LENGTH
     steps: int = 8
+    on_gpu: bool = False
+    slow_because: str | None = "the model is on cpu"
     asked: dict[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = None
     pressed: threading.Event = field(default_factory=threading.Event)

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dgemma_local import ops
 from dgemma_local.cache import causal_mask
 from dgemma_local.config import Kind, ModelConfig
 from dgemma_local.model import DiffusionGemma, Router, parameter_shapes
+from dgemma_local.ops import Routing
 
 
 class Batch:
@@ -69,13 +71,13 @@ class CountingRouter(Router):
 
     balance: Tensor
 
-    def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        p = self.probabilities(normed)
-        weights, chosen = p.topk(self.top_k, -1)
+    def __call__(self, residual: Tensor) -> Routing:
+        routing = super().__call__(residual)
+        p = ops.probabilities(residual, self.scale, self.proj, self.eps)
         E = p.shape[-1]
-        share = torch.bincount(chosen.flatten(), minlength=E) / chosen.numel()
+        share = torch.bincount(routing.chosen.flatten(), minlength=E) / routing.chosen.numel()
         self.balance = E * (share * p.flatten(0, -2).mean(0)).sum()
-        return weights / weights.sum(-1, keepdim=True) * self.per_expert_scale[chosen], chosen
+        return routing
 
 
 def trainable(config: ModelConfig, weights: Mapping[str, Tensor]) -> DiffusionGemma:

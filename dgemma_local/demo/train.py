@@ -179,7 +179,7 @@ class Trainer:
         soft = torch.zeros(*clean.shape, config.hidden_size)
         if len(conditioned):
             soft[conditioned] = model.soften(scaled[conditioned])
-        x = model.self_conditioning(model.embed(canvas), soft)
+        x = model.canvas_rows(canvas, soft)
         logits = model.head(model.hidden(x, memory.canvases(VIEWS, P, detach=False), causal=False))
         balance = torch.stack([layer.router.balance for layer in model.layers]).sum()  # type: ignore[attr-defined]
         denoise = weighted(logits, clean, torch.where(clean == PAD, PAD_WEIGHT, 1.0))
@@ -217,7 +217,7 @@ class Trainer:
         scaled = torch.stack([torch.stack([life.scaled for life in lives])] * 2, 1).flatten(0, 1)
         first = 2 * (torch.rand(n, generator=draw) < 0.5).nonzero()[:, 0] + 1
         if len(first):
-            x = model.self_conditioning(model.embed(canvas[first]), None)
+            x = model.canvas_rows(canvas[first], None)
             logits = model.head(model.hidden(x, memory.canvases(VIEWS, P, detach=True, rows=first), causal=False))
             scaled[first] = logits / (T_MIN + (T_MAX - T_MIN) * torch.rand(len(first), 1, 1, generator=draw))
         old = torch.tensor([2 * i for i, life in enumerate(lives) if life.age], dtype=torch.long)

@@ -3,6 +3,7 @@
 loaded: 47,021 tensors placed in 633 parameters, 16.90 GB in 9.1 s (1.86 GB/s)
 left out: 356 tensors (images are not read yet)
 held: experts nvfp4 12.85 GB, attention bf16 2.22 GB, …
+operations: fused kernels
 checksum of the stored bytes: 5f0c2e9a41d7b386
 """
 
@@ -45,12 +46,13 @@ def progress(*, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
         yield arrived
 
 
-def show_proof(planned: "Planned", proof: "Proof") -> None:
-    """The plan and what became of it, on stderr."""
+def show_proof(planned: "Planned", proof: "Proof", slow_because: str | None) -> None:
+    """The plan, what became of it, and what the operations run on, on stderr."""
     terminal = stderr()
     show_plan(planned.agreed or planned.estimate, planned.verdict, sys.stderr)
     for line in proof_lines(proof):
         terminal.say(line)
+    terminal.say("operations: " + ("fused kernels" if slow_because is None else f"plain torch, since {slow_because}"))
 
 
 def proof_lines(proof: "Proof") -> Iterator[str]:

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from dgemma_local.kernels.norms import normalise
+from dgemma_local.kernels.norms import rms_norm_twin as rms_norm
 from live_bytes import LiveBytes
 from reference import encode
 from torch import Tensor
 
-from dgemma_local import model, quant
+from dgemma_local import model, ops, quant
 from dgemma_local.cache import Cache, causal_mask
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import Kind, load_model_config
 from dgemma_local.loading import load
-from dgemma_local.model import DiffusionGemma, normalise, parameter_shapes, rms_norm
+from dgemma_local.model import DiffusionGemma, parameter_shapes
+from dgemma_local.ops import Sight
 from dgemma_local.quant import Weight, quantise_fp8, quantise_nvfp4
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -75,24 +78,24 @@ def test_embedding() -> None:
 
 
 def test_router() -> None:
-    router, unit = MODEL.layers[0].router, normalise(MODULES["x"], CONFIG.rms_eps)
-    close(router.probabilities(unit), MODULES["router_probs"])
-    weights, chosen = router(unit)
-    assert torch.equal(chosen, MODULES["topk_index"])
-    close(weights, MODULES["topk_weights"])
+    router, x = MODEL.layers[0].router, MODULES["x"]
+    close(ops.probabilities(x, router.scale, router.proj, router.eps), MODULES["router_probs"])
+    routing = router(x)
+    assert torch.equal(routing.chosen, MODULES["topk_index"])
+    close(routing.weights, MODULES["topk_weights"])
 
 
 def test_router_weights_carry_the_expert_s_own_scale_after_they_summed_to_one() -> None:
-    router, unit = MODEL.layers[0].router, normalise(draw(20, 32), CONFIG.rms_eps)
-    weights, chosen = router(unit)
-    close((weights / router.per_expert_scale[chosen]).sum(-1), torch.ones(20))
-    assert (weights.sum(-1) - 1).abs().max() > 0.01
+    router = MODEL.layers[0].router
+    routing = router(draw(20, 32))
+    close((routing.weights / router.per_expert_scale[routing.chosen]).sum(-1), torch.ones(20))
+    assert (routing.weights.sum(-1) - 1).abs().max() > 0.01
 
 
 def test_experts() -> None:
     layer = MODEL.layers[0]
     x = rms_norm(MODULES["x"], layer.pre_feedforward_layernorm_2, CONFIG.rms_eps)
-    close(layer.experts(x, MODULES["topk_weights"], MODULES["topk_index"]), MODULES["experts_out"])
+    close(layer.experts(x, layer.router(MODULES["x"])), MODULES["experts_out"])
 
 
 def test_dense_mlp() -> None:
@@ -106,20 +109,23 @@ def test_attention_and_layer(kind: Kind, index: int) -> None:
     past = GivenPast(torch.tensor(case["past_k"]), torch.tensor(case["past_v"]))
     x, layer = torch.tensor(case["x"]), MODEL.layers[index]
     rotary = MODEL._rotary_at(CONFIG.layers[index], past.length, len(x))
-    close(layer.attention(x, rotary, past, None), case["out"])
-    close(layer(x, rotary, past, None, causal=False), MODULES[f"layer_{kind}"])
+    close(layer.attention(x, rotary, past, Sight()), case["out"])
+    normed = rms_norm(x, layer.input_layernorm, CONFIG.rms_eps)
+    after, following = layer(x, normed, rotary, past, Sight(), False, (WEIGHTS["norm"], None))
+    close(after, MODULES[f"layer_{kind}"])
+    close(following, rms_norm(after, WEIGHTS["norm"], CONFIG.rms_eps))
 
 
 def test_self_conditioning() -> None:
     embedded, signal = MODULES["self_cond_embeds"], MODULES["self_cond_signal"]
-    close(MODEL.self_conditioning(embedded, signal), MODULES["self_cond_out"])
+    close(rms_norm(embedded + MODEL.self_conditioning(signal), None, CONFIG.rms_eps), MODULES["self_cond_out"])
 
 
 def test_without_a_previous_step_the_norm_stays() -> None:
-    embedded = MODULES["self_cond_embeds"]
-    for nothing in (None, torch.zeros_like(embedded)):
-        close(MODEL.self_conditioning(embedded, nothing), MODULES["self_cond_out_zero_signal"])
-    close(MODULES["self_cond_out_zero_signal"], normalise(embedded, CONFIG.rms_eps))
+    close(MODULES["self_cond_out_zero_signal"], normalise(MODULES["self_cond_embeds"], CONFIG.rms_eps))
+    ids = torch.arange(12)
+    for nothing in (None, torch.zeros(12, 32)):
+        close(MODEL.canvas_rows(ids, nothing), normalise(MODEL.embed(ids), CONFIG.rms_eps))
 
 
 def test_head_is_softcapped() -> None:

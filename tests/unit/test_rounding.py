@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from dgemma_local.kernels.norms import normalise
+from dgemma_local.kernels.norms import rms_norm_twin as rms_norm
 from reference import open_model
 from tiny import write_tiny
 from torch import Tensor
 
+from dgemma_local import ops
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import load_model_config
 from dgemma_local.layout import Options
 from dgemma_local.loading import load
-from dgemma_local.model import DiffusionGemma, Experts, Router, gated_gelu, normalise, rms_norm
+from dgemma_local.model import DiffusionGemma, Experts, Router
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TINY = GOLDEN / "tiny"
@@ -66,16 +69,16 @@ def test_the_router_rounds_each_step_and_its_logits() -> None:
         "router.proj": draw(8, 48, seed=1).to(BF16),
         "router.per_expert_scale": (1 + draw(8, seed=2) / 4).to(BF16),
     }
-    router, unit = Router(config, weights), draw(40, 48, seed=3).to(BF16)
+    router, x = Router(config, weights), draw(40, 48, seed=3).to(BF16)
+    unit = normalise(x, config.rms_eps).to(BF16)
     scaled = (unit.float() * weights["router.scale"].float()).to(BF16)
     u = (scaled.float() * 48**-0.5).to(BF16)
     logits = (u.double() @ weights["router.proj"].double().T).to(BF16)
-    got = router.probabilities(unit)
+    got = ops.probabilities(x, router.scale, router.proj, router.eps)
     assert got.dtype == torch.float32
     close(got, logits.float().softmax(-1), 2e-3)
     assert (got == logits.float().softmax(-1)).all(-1).float().mean() > 0.9  # the sums' order may round a row otherwise
-    chosen_weights, _ = router(unit)
-    assert chosen_weights.dtype == torch.float32
+    assert router(x).weights.dtype == torch.float32
 
 
 @pytest.mark.parametrize("width", [16, 12], ids=["grouped", "one by one"])
@@ -83,15 +86,17 @@ def test_the_router_rounds_each_step_and_its_logits() -> None:
 def test_experts_round_each_product_and_the_sum_once(width: int, dtype: torch.dtype) -> None:
     """Rows out of order, experts that nobody chose, and both ways to multiply, against fp64 with each rounding spelled out."""
     E, F, D, T, A = 8, width, 32, 15, 3
-    experts = Experts((draw(E, 2 * F, D) / 6).to(dtype), (draw(E, D, F, seed=1) / 4).to(dtype))
+    experts = Experts((draw(E, 2 * F, D) / 6).to(dtype), (draw(E, D, F, seed=1) / 4).to(dtype), dtype)
     x, weights = draw(T, D, seed=2).to(dtype), draw(T, A, seed=3).abs().to(torch.promote_types(dtype, torch.float32))
     chosen = torch.stack([torch.randperm(E - 2, generator=torch.Generator().manual_seed(t))[:A] for t in range(T)])
     want = torch.zeros(T, D, dtype=torch.float64)
     for slot in range(A):
         gate_up = torch.einsum("td,tfd->tf", x.double(), experts.gate_up[chosen[:, slot]].double()).to(dtype)
-        out = torch.einsum("tf,tdf->td", gated_gelu(gate_up).double(), experts.down[chosen[:, slot]].double()).to(dtype)
+        out = torch.einsum("tf,tdf->td", ops.gated_gelu(gate_up).double(), experts.down[chosen[:, slot]].double()).to(
+            dtype
+        )
         want += out.double() * weights[:, slot, None].double()
-    got = experts(x, weights, chosen)
+    got = experts(x, ops.grouped(weights, chosen, E))
     assert got.dtype == dtype
     step = torch.finfo(dtype).eps * want.abs().clamp_min(1.0)
     assert ((got.double() - want.to(dtype).double()).abs() <= 16 * step).all()

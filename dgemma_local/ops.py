@@ -1,0 +1,393 @@
+"""The one door to the kernels: every hot operation of the model, by its Triton kernel or by the torch twin beside it.
+
+    model, sampler ─► ops ─┬─► kernel     bf16 on a card of capability 8.9 or newer, without gradients
+                           └─► twin       everything else: a CPU, fp32 and fp64, training, DGEMMA_OPS=torch
+
+The choice is by device and dtype and is made anew at each call, which costs a look into a table. `why_torch` says the
+reason, and the command line shows it: no fallback is silent.
+
+Formats on their way into a matrix. A norm is told which matrix reads its rows next (`into`), and where that wants few
+bits the norm's kernel writes them itself:
+
+    weights           on a card                                 elsewhere
+    plain             plain rows                                plain rows
+    FP8, per channel  FP8 rows, a scale each (W8A8)             plain rows; weights are decoded block by block (`quant`)
+    NVFP4             plain rows; decoded in registers (W4A16)  plain rows; decoded block by block
+                      nvfp4-rows: NVFP4 rows (W4A4)
+
+DGEMMA_OPS holds words, see WISHES.
+
+Letters as in model.py.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dgemma_local import quant
+from dgemma_local.cache import Memory, SlabMemory
+from dgemma_local.config import Kind
+from dgemma_local.errors import UsageError
+from dgemma_local.quant import Fp8, Nvfp4, Weight
+
+if TYPE_CHECKING:  # the type checker does not follow the package's path to ../kernels
+    from kernels import _philox
+    from kernels import attention as _attention
+    from kernels import bf16_linear as _bf16
+    from kernels import canvas as _canvas
+    from kernels import embedding as _embedding
+    from kernels import experts as _experts
+    from kernels import fp8_linear as _fp8
+    from kernels import heads as _heads
+    from kernels import norms as _norms
+    from kernels import nvfp4_linear as _nvfp4
+    from kernels import nvfp4_nvfp4_linear as _nvfp4_nvfp4
+    from kernels import router as _router
+    from kernels import rows as _rows
+    from kernels import vocabulary as _vocabulary
+    from kernels._launch import gpu_of, is_recording
+    from kernels._triton import INSTALLED, INTERPRETED
+    from kernels.router import Routing
+else:
+    from dgemma_local.kernels import _philox
+    from dgemma_local.kernels import attention as _attention
+    from dgemma_local.kernels import bf16_linear as _bf16
+    from dgemma_local.kernels import canvas as _canvas
+    from dgemma_local.kernels import embedding as _embedding
+    from dgemma_local.kernels import experts as _experts
+    from dgemma_local.kernels import fp8_linear as _fp8
+    from dgemma_local.kernels import heads as _heads
+    from dgemma_local.kernels import norms as _norms
+    from dgemma_local.kernels import nvfp4_linear as _nvfp4
+    from dgemma_local.kernels import nvfp4_nvfp4_linear as _nvfp4_nvfp4
+    from dgemma_local.kernels import router as _router
+    from dgemma_local.kernels import rows as _rows
+    from dgemma_local.kernels import vocabulary as _vocabulary
+    from dgemma_local.kernels._launch import gpu_of, is_recording
+    from dgemma_local.kernels._triton import INSTALLED, INTERPRETED
+    from dgemma_local.kernels.router import Routing
+
+Rows = Tensor | Fp8 | Nvfp4  # [T, D], plain or quantised for the matrix that reads them next
+Reader = tuple[Tensor, Weight | None]  # a norm's weight, and the matrix that its rows go into
+Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, d]
+
+WISHES = {
+    "torch": "no kernel, but the twins",
+    "fast-head": "logits and soft embedding in fp32 from one reading of the embedding, not with the reference's roundings",
+    "nvfp4-rows": "on a card that multiplies NVFP4 by NVFP4, rows in four bits too",
+}
+BLOCK_SCALED = (12, 0)  # tensor cores that take NVFP4 on both sides
+OLDEST = (8, 9)  # FP8 units; below it nothing was compiled or thought through
+
+
+# ── which of the two ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def why_torch(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why operations on `device` in `dtype` take their torch twins; None where they take the kernels."""
+    if is_recording():
+        return None
+    if "torch" in wishes():
+        return "DGEMMA_OPS=torch asks for it"
+    return _without_kernels(device.type, device.index or 0, dtype)
+
+
+def wishes() -> frozenset[str]:
+    """What DGEMMA_OPS asks for. Raises UsageError on a word it does not know."""
+    return _words(os.environ.get("DGEMMA_OPS", ""))
+
+
+@cache
+def _words(text: str) -> frozenset[str]:
+    words = frozenset(word for word in text.replace(",", " ").split())
+    if unknown := words - WISHES.keys():
+        raise UsageError(f"DGEMMA_OPS has the word {min(unknown)!r}", f"choose of: {', '.join(WISHES)}")
+    return words
+
+
+@cache
+def _without_kernels(device: str, index: int, dtype: torch.dtype) -> str | None:
+    if INTERPRETED:
+        return None
+    if device != "cuda":
+        return f"the model is on {device}"
+    if not INSTALLED:
+        return "triton is not installed"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST:
+        return "the card's capability is {}.{}, and the kernels begin at {}.{}".format(*capability, *OLDEST)
+    return None if dtype == torch.bfloat16 else f"the model is in {str(dtype).removeprefix('torch.')}, not bfloat16"
+
+
+def fused(x: Tensor) -> bool:
+    """Whether operations on x take the kernels."""
+    return not torch.is_grad_enabled() and why_torch(x.device, x.dtype) is None
+
+
+def form(x: Tensor, into: Weight | None) -> str:
+    """What rows become before they go into this matrix: "plain", "fp8" or "nvfp4".
+
+    The same for a kernel and its twin, since it decides what is computed, not how. Under the interpreter as on a card.
+    """
+    on_card = x.is_cuda or INTERPRETED or is_recording()
+    if not on_card or into is None or isinstance(into, Tensor):
+        return "plain"
+    if isinstance(into, Fp8):
+        return "fp8"
+    four_bits = "nvfp4-rows" in wishes() and gpu_of(x).capability >= BLOCK_SCALED
+    return "nvfp4" if four_bits else "plain"
+
+
+def _quantised(x: Tensor, into: Weight) -> Rows:
+    """Rows in the form that `into` wants, by a pass of their own."""
+    wanted, kernel = form(x, into), fused(x)
+    if wanted == "fp8":
+        return (_rows.quantise_rows if kernel else _rows.quantise_rows_twin)(x)
+    if wanted == "nvfp4" and isinstance(into, Nvfp4):
+        return (_rows.quantise_rows_nvfp4 if kernel else _rows.quantise_rows_nvfp4_twin)(x, _input_scale(into))
+    return x
+
+
+def _input_scale(w: Nvfp4) -> Tensor:
+    """fp32 [1], dividing: of all experts and parts the one that holds the largest activations."""
+    return (w.input_scale.amin() if w.divides else 1 / w.input_scale.amax()).view(1)
+
+
+# ── the operations, in the model's order ──────────────────────────────────────────────────────────────────────────
+
+
+def embed(
+    ids: Tensor, table: Weight, scale: float, dtype: torch.dtype, soft: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """ids [..., T] int64 -> [..., T, D] of the model's `dtype`, scaled; with `eps` + soft, and normalised, as a canvas is."""
+    denoising = eps is not None
+    if isinstance(table, Nvfp4) or torch.is_grad_enabled() or why_torch(ids.device, dtype) is not None:
+        return _embedding.embed_twin(ids, table, scale, soft, eps or 0.0, denoising, dtype)
+    return _embedding.embed(ids, table, scale, soft, eps or 0.0, denoising, dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, into: Weight | None = None) -> Rows:
+    """[..., T, D] -> the same shape, in the form that `into` reads."""
+    wanted = form(x, into)
+    normed = (_norms.rms_norm if fused(x) else _norms.rms_norm_twin)(x, weight, eps, wanted == "fp8")
+    return _quantised(normed, into) if wanted == "nvfp4" else normed
+
+
+def sandwich(
+    x: Tensor, residual: Tensor, post: Tensor, readers: Sequence[Reader], eps: float
+) -> tuple[Tensor, tuple[Rows, ...]]:
+    """What attention made -> the residual stream behind it, and its norm for each reader."""
+    pres, wanted = [weight for weight, _ in readers], [form(x, into) for _, into in readers]
+    h, normed = (_norms.sandwich if fused(x) else _norms.sandwich_twin)(
+        x, residual, post, pres, eps, [each == "fp8" for each in wanted]
+    )
+    return h, tuple(
+        _quantised(n, into) if each == "nvfp4" else n
+        for n, each, (_, into) in zip(normed, wanted, readers, strict=True)
+    )
+
+
+def combine(
+    dense: Tensor,
+    routed: Tensor,
+    residual: Tensor,
+    posts: tuple[Tensor, Tensor, Tensor],
+    scalar: Tensor,
+    eps: float,
+    following: Reader,
+) -> tuple[Tensor, Rows]:
+    """The two branches of a layer -> the next layer's residual stream, and its norm for the `following` reader."""
+    weight, into = following
+    wanted = form(dense, into)
+    both = _norms.combine if fused(dense) else _norms.combine_twin
+    x, normed = both(dense, routed, residual, *posts, scalar, eps, weight, wanted == "fp8")
+    assert normed is not None
+    return x, _quantised(normed, into) if wanted == "nvfp4" else normed
+
+
+def linear(x: Rows, w: Weight, dtype: torch.dtype) -> Tensor:
+    """x [..., T, in], w [out, in] -> [..., T, out] of `dtype`, the model's."""
+    return _product(x, w, dtype, gated=False)
+
+
+def gated(x: Rows, w: Weight, dtype: torch.dtype) -> Tensor:
+    """x [..., T, in], w [2F, in], gate above up -> gelu(gate x) · up x [..., T, F], each rounded."""
+    return _product(x, w, dtype, gated=True)
+
+
+def _product(x: Rows, w: Weight, dtype: torch.dtype, gated: bool) -> Tensor:
+    if isinstance(x, Tensor):
+        x = _quantised(x, w)
+    kernel = not torch.is_grad_enabled() and why_torch(x.device, dtype) is None
+    if isinstance(x, Fp8):
+        assert isinstance(w, Fp8)
+        if gated:
+            return (_fp8.fp8_gated if kernel else _fp8.fp8_gated_twin)(x, w, dtype)
+        return (_fp8.fp8_linear if kernel else _fp8.fp8_linear_twin)(x, w, dtype)
+    if isinstance(x, Nvfp4):
+        assert isinstance(w, Nvfp4)
+        four = _nvfp4_nvfp4
+        if gated:
+            return (four.nvfp4_nvfp4_gated if kernel else four.nvfp4_nvfp4_gated_twin)(x, w, dtype)
+        return (four.nvfp4_nvfp4_linear if kernel else four.nvfp4_nvfp4_linear_twin)(x, w, dtype)
+    if not kernel:
+        product = quant.linear(x, w)
+        return gated_gelu(product) if gated else product
+    if isinstance(w, Tensor):
+        return _bf16.bf16_gated(x, w) if gated else _bf16.bf16_linear(x, w)
+    assert isinstance(w, Nvfp4)
+    return _nvfp4.nvfp4_gated(x, w) if gated else _nvfp4.nvfp4_linear(x, w)
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    """[..., 2F] -> [..., F]: gelu(gate) * up, tanh form, each rounded."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the rows of one pass see on layers of one kind: a mask for torch, or a span on the device for the kernels."""
+
+    mask: Tensor | None = None
+    span: Tensor | None = None
+    window: int | None = None
+    reach: int = 0  # keys that a row may see at the most
+
+
+def sight(x: Tensor, memory: Memory, kind: Kind, causal: bool, window: int) -> Sight:
+    """x [..., T, D] are the rows of the pass."""
+    rows = x.shape[-2]
+    if not fused(x):
+        return Sight(mask=memory.mask(kind, rows, causal))
+    slabs = _slabs(memory)
+    own = window if kind == "sliding" else None
+    return Sight(span=slabs.span(kind, rows, causal), window=own, reach=slabs.reach(kind, rows))
+
+
+def heads(
+    projected: Tensor,
+    qk_norm: Tensor,
+    rotary: Rotary,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    memory: Memory,
+    layer: int,
+    sight: Sight,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """projected [..., T, N·d] -> queries [..., T, H, d], and the keys and values that they attend over.
+
+    The pass's own keys and values go into the memory: on the kernels into their slots, else behind those it returns.
+    """
+    cos, sin = rotary
+    if sight.span is not None:
+        k, v = _slabs(memory).slab(layer)
+        return _heads.heads(projected, qk_norm, cos, sin, heads, kv_heads, eps, k, v, sight.span), k, v
+    q, k, v = _heads.project_twin(projected, qk_norm, cos, sin, heads, kv_heads, eps)
+    return q, *memory.write(layer, k.transpose(-3, -2), v.transpose(-3, -2))
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
+    """q [..., T, H, d], keys and values [..., KV, N, d] as `heads` gave them -> [..., T, H·d]; scale 1.0, no softcap."""
+    if sight.span is not None:
+        return _attention.attention(q, keys, values, sight.span, sight.window, most=sight.reach)
+    lead = (1,) if q.dim() == 3 else ()  # sdpa takes its fused path on 4 axes only
+    by_head = [t.reshape(*lead, *t.shape) for t in (q.transpose(-3, -2), keys, values)]
+    out = F.scaled_dot_product_attention(*by_head, attn_mask=sight.mask, scale=1.0, enable_gqa=True)
+    return out.transpose(1, 2).reshape(*q.shape[:-2], -1)
+
+
+def probabilities(r: Tensor, scale: Tensor, proj: Tensor, eps: float) -> Tensor:
+    """[..., T, D], x / rms(x), rounded -> [..., T, E] fp32."""
+    u = _norms.normalise(r, eps).to(r.dtype) * scale * r.shape[-1] ** -0.5  # two roundings, as the reference has
+    return F.linear(u, proj).softmax(-1, dtype=torch.promote_types(u.dtype, torch.float32))
+
+
+def route(r: Tensor, scale: Tensor, proj: Tensor, per_expert_scale: Tensor, top_k: int, eps: float) -> Routing:
+    """r [..., T, D], un-normalised -> which experts each row goes to, with which weights."""
+    if fused(r):
+        return _router.route(r, scale, proj, per_expert_scale, top_k, eps)
+    weights, chosen = probabilities(r, scale, proj, eps).topk(top_k, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return grouped(weights * per_expert_scale[chosen], chosen, len(proj))
+
+
+def grouped(weights: Tensor, chosen: Tensor, experts: int) -> Routing:
+    """Weights and experts of each row [..., T, A] -> the same sorted by expert."""
+    flat = chosen.flatten()
+    ends = torch.bincount(flat, minlength=experts).cumsum(0).int()
+    return Routing(weights, chosen, flat.argsort(stable=True), ends, ends, 0)
+
+
+def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: torch.dtype) -> Tensor:
+    """x [..., T, D] in the form that gate_up reads -> [..., T, D] of `dtype`, summed in fp32 and rounded once."""
+    if not torch.is_grad_enabled() and why_torch(x.device, dtype) is None:
+        return _experts.experts(x, routing, gate_up, down, dtype)
+    if not isinstance(x, Tensor):
+        return _experts.experts_twin(x, routing, gate_up, down, dtype)
+    A = routing.chosen.shape[-1]
+    order, ends = routing.order, routing.ends
+    rows = x.flatten(0, -2).index_select(0, order // A)
+    out = quant.grouped_linear(gated_gelu(quant.grouped_linear(rows, gate_up, ends)), down, ends)
+    by_row = torch.empty_like(out).index_copy_(0, order, out).view(-1, A, out.shape[-1])  # [T, A, D]
+    return (by_row * routing.weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the end of a denoising step reads of the model."""
+
+    table: Tensor | Fp8  # [V, D]
+    softcap: float
+    scale: float  # of embeddings
+
+
+class FusedCanvas:
+    """One canvas on the kernels: its state stays on the device from step to step, and no step's logits are ever whole."""
+
+    def __init__(
+        self, first: Tensor, temperatures: Tensor, stability: int, seed: int, attempt: int, number: int
+    ) -> None:
+        """first [L] int64; temperatures [N] fp32 of every step."""
+        self.state = _canvas.State.new(len(first), stability, temperatures.to(first.device))
+        self.state.begin(first, _philox.key_numbers(seed, attempt, number).to(first.device))
+
+    def step(self, hidden: Tensor, head: Head, bound: float, confidence: float) -> "Ended":
+        """hidden [L, D], after the final norm."""
+        state, V = self.state, head.table.shape[0]
+        end = _vocabulary.vocabulary_step(
+            _quantised(hidden, head.table),
+            head.table,
+            head.softcap,
+            state.temperature,
+            head.scale,
+            state.key,
+            reference="fast-head" not in wishes(),
+            dtype=hidden.dtype,
+        )
+        _canvas.update(state, end.draft, end.sampled, end.entropy, V, bound, confidence)
+        return Ended(end.draft, end.entropy, state.accepted, state.canvas, state.flags, end.soft)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A denoising step on the device, before anyone has waited for it; the state's own tensors among them."""
+
+    draft: Tensor  # int64 [L]
+    entropy: Tensor  # fp32 [L], nats
+    accepted: Tensor  # bool [L]
+    canvas: Tensor  # int64 [L], what the next step reads; when done, the draft
+    flags: Tensor  # int32 [2]: converged, done
+    soft: Tensor | None  # [L, D]
+
+
+def _slabs(memory: Memory) -> SlabMemory:
+    assert isinstance(memory, SlabMemory)  # kernels run at inference alone, on the cache of a conversation
+    return memory

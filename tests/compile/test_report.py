@@ -1,0 +1,60 @@
+"""kernels/README.md against what is stored, and what is stored against what the compilers make today."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import steps
+from compile.configurations import CONFIGURATIONS, recorded
+from cross import CARDS, key_of
+from kernel_report import README, STORED, render, summary, wanted
+
+SLACK = 0.03  # of instructions and times, as of the bounds
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(STORED.read_text())
+    return found
+
+
+def test_readme_says_what_is_stored(stored: dict[str, Any]) -> None:
+    assert README.read_text() == render(stored), "python tests/kernel_report.py --render"
+
+
+def test_predicted_times_have_a_floor(stored: dict[str, Any]) -> None:
+    """A sum of launches cannot be quicker than everything at once."""
+    from kernel_report import milliseconds
+
+    for checkpoint, light, card in wanted():
+        name = steps.name(checkpoint, light)
+        assert milliseconds(stored, card, name) > stored["floors"][card][name] > 1
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_steps_are_as_stored(card: str, stored: dict[str, Any], compiled: dict[str, Any]) -> None:
+    lines: dict[str, Any] = {}
+    for checkpoint, light, of in wanted():
+        if of != card:
+            continue
+        name = steps.name(checkpoint, light)
+        (entry,) = (e for e in CONFIGURATIONS if e.name == name)
+        launches = recorded(entry, CARDS[card])
+        artefacts = {key: compiled[key].result() for key in {key_of(launch, CARDS[card]) for launch in launches}}
+        counts = summary(launches, artefacts, card, steps.lasting(checkpoint, light), lines)
+        assert counts == stored["steps"][card][name], f"{name}: python tests/kernel_report.py"
+    changed = [
+        f"{label}: {now}\nstored {was}"
+        for label, now in lines.items()
+        if not _alike(now, was := stored["launches"][card][label])
+    ]
+    assert not changed, "\n".join(["python tests/kernel_report.py", *changed])
+
+
+def _alike(now: Any, was: Any) -> bool:
+    if isinstance(now, dict):
+        return bool(now.keys() == was.keys()) and all(_alike(now[k], was[k]) for k in now)
+    if isinstance(now, float) and isinstance(was, float):
+        return math.isclose(now, was, rel_tol=SLACK)
+    return bool(now == was)

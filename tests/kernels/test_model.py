@@ -1,0 +1,119 @@
+"""Whole passes and whole answers on the kernels alone, beside the same on their twins.
+
+`DGEMMA_OPS` is read at every call, so that one process has both. Packed weights have quantised rows on both sides here:
+that is the card's arithmetic, which twins share (`ops.quantises`).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from reference import open_model
+from tiny import write_tiny
+from tiny_quantised import write_quantised
+from torch import Tensor
+
+from dgemma_local import ops
+from dgemma_local.cache import Cache
+from dgemma_local.config import GenerationConfig
+from dgemma_local.engine import Conversation
+from dgemma_local.events import CanvasCommitted, Event, StepDone
+from dgemma_local.model import DiffusionGemma
+from dgemma_local.noise import PhiloxNoise
+
+STEPS = GenerationConfig(
+    steps=3, t_min=0.4, t_max=0.8, entropy_bound=3.0, confidence=0.005, stability=1, end_ids=(1,), pad_id=0
+)
+PROMPT = [2, 5, 9, 33, 17, 41, 8, 8, 29, 60, 3]  # past the window of 8
+SMALL = {"pattern": "sf", "canvas": 6}  # the interpreter takes a second for a layer's pass
+On = Callable[[str], None]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> On:
+    return lambda what: monkeypatch.setenv("DGEMMA_OPS", what)
+
+
+@torch.inference_mode()
+def test_the_choice_is_read_at_every_call(on: On) -> None:
+    for what, fused in (("torch", False), ("", True), ("torch", False)):
+        on(what)
+        assert ops.fused(torch.zeros(1)) is fused
+
+
+@pytest.fixture(scope="module", params=["plain", "fp8", "nvfp4", "modelopt"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DiffusionGemma:
+    """fp32, so that a sum's order is no reason for another token."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "plain":
+        write_tiny(folder, **SMALL)
+    else:
+        write_quantised(folder, request.param, **SMALL)
+    return open_model(folder, torch.float32)
+
+
+def answer(model: DiffusionGemma, seed: int) -> list[Event]:
+    noise = PhiloxNoise(seed, model.canvas_length, model.config.vocab_size, model.device)
+    return list(Conversation(model).answer(PROMPT, STEPS, noise, 2 * model.canvas_length))
+
+
+def test_an_answer_on_the_kernels_is_the_twins_token_for_token(model: DiffusionGemma, on: On) -> None:
+    """Two canvases: prefill past the window, denoising with and without a signal, a commit."""
+    on("torch")
+    want = answer(model, 3)
+    on("")
+    got = answer(model, 3)
+    assert [type(event) for event in got] == [type(event) for event in want]
+    for ours, twin in zip(got, want, strict=True):
+        if isinstance(ours, StepDone) and isinstance(twin, StepDone):
+            assert (ours.fed, ours.draft, ours.accepted, ours.next) == (twin.fed, twin.draft, twin.accepted, twin.next)
+            assert ours.entropy == pytest.approx(twin.entropy, abs=1e-3)  # what rounding grows to over the steps
+        else:
+            assert ours == twin
+    assert sum(isinstance(event, CanvasCommitted) for event in got) == 2
+
+
+def passes(model: DiffusionGemma, prompt: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states of a denoising pass behind an encoder pass, and the K/V that the latter left."""
+    cache = model.new_cache()
+    model.encode(torch.tensor(prompt), cache)
+    with torch.inference_mode():
+        rows = model.canvas_rows(torch.arange(2, 2 + model.canvas_length), None)
+        hidden = model.hidden(rows, cache, causal=False)
+    return hidden, [held(cache, layer) for layer in range(len(model.layers))]
+
+
+def held(cache: Cache, layer: int) -> Tensor:
+    """What a layer holds of the committed tokens that the next pass sees."""
+    first, at, _, _ = cache.span(cache.config.layers[layer].kind, cache.config.canvas_length, False).tolist()
+    return torch.stack(cache.slab(layer))[..., first:at, :].clone()
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 19])
+def test_prefill_and_canvas_are_the_twins_around_the_window(model: DiffusionGemma, on: On, tokens: int) -> None:
+    prompt = [2 + (7 * i) % 60 for i in range(tokens)]
+    on("torch")
+    hidden, kv = passes(model, prompt)
+    on("")
+    ours, our_kv = passes(model, prompt)
+    torch.testing.assert_close(ours, hidden, atol=5e-5, rtol=0)
+    for mine, theirs in zip(our_kv, kv, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=0)
+
+
+def test_in_bf16_the_kernels_are_no_farther_from_fp64_than_the_twins(tmp_path: Path, on: On) -> None:
+    """‖ours − truth‖ ≤ 1.05 · ‖twin − truth‖ of all hidden states together."""
+    write_tiny(tmp_path, dtype=torch.bfloat16, heads=2, **SMALL)
+    rounded, exact = open_model(tmp_path), open_model(tmp_path, torch.float64)
+    prompts = [[2 + (7 * i + s) % 60 for i in range(9 + s)] for s in range(3)]
+    on("torch")
+    truth = [passes(exact, prompt)[0] for prompt in prompts]
+    twins = [passes(rounded, prompt)[0].double() for prompt in prompts]
+    on("")
+    ours = [passes(rounded, prompt)[0].double() for prompt in prompts]
+
+    def distance(hidden: list[Tensor]) -> float:
+        return float(torch.stack([(a - b).square().sum() for a, b in zip(hidden, truth, strict=True)]).sum().sqrt())
+
+    assert 0 < distance(ours) <= 1.05 * distance(twins)
