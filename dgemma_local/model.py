@@ -26,7 +26,7 @@ from dgemma_local import ops, rope, sampler
 from dgemma_local.cache import Cache, Memory
 from dgemma_local.config import GenerationConfig, LayerConfig, ModelConfig
 from dgemma_local.noise import Noise, PhiloxNoise
-from dgemma_local.ops import Reader, Rotary, Routing, Rows, Sight
+from dgemma_local.ops import Pairs, Reader, Rotary, Routing, Rows, Sight
 from dgemma_local.quant import Nvfp4, Weight, linear, rows_of, weighted_rows
 
 PREFILL_CHUNK = 512  # rows of an encoder pass: its mask and activations stay small at any prompt length
@@ -143,8 +143,8 @@ class Experts:
     def __init__(self, gate_up: Weight, down: Weight, dtype: torch.dtype) -> None:
         self.gate_up, self.down, self.dtype = gate_up, down, dtype  # [E, 2F, D], [E, D, F]
 
-    def __call__(self, x: Rows, routing: Routing) -> Tensor:
-        """x [..., T, D] -> [..., T, D], summed in fp32 and rounded once."""
+    def __call__(self, x: Rows, routing: Routing) -> Tensor | Pairs:
+        """x [..., T, D] -> [..., T, D], summed in fp32 and rounded once; on the kernels `ops.combine` sums."""
         return ops.experts(x, routing, self.gate_up, self.down, self.dtype)
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # the type checker does not follow the package's path to ../k
     from kernels import vocabulary as _vocabulary
     from kernels._launch import gpu_of, is_recording
     from kernels._triton import INSTALLED, INTERPRETED
+    from kernels.norms import Pairs
     from kernels.router import Routing
 else:
     from dgemma_local.kernels import _philox
@@ -71,6 +72,7 @@ else:
     from dgemma_local.kernels import vocabulary as _vocabulary
     from dgemma_local.kernels._launch import gpu_of, is_recording
     from dgemma_local.kernels._triton import INSTALLED, INTERPRETED
+    from dgemma_local.kernels.norms import Pairs
     from dgemma_local.kernels.router import Routing
 
 Rows = Tensor | Fp8 | Nvfp4  # [T, D], plain or quantised for the matrix that reads them next
@@ -195,7 +197,7 @@ def sandwich(
 
 def combine(
     dense: Tensor,
-    routed: Tensor,
+    routed: Tensor | Pairs,
     residual: Tensor,
     posts: tuple[Tensor, Tensor, Tensor],
     scalar: Tensor,
@@ -304,30 +306,18 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
     return out.transpose(1, 2).reshape(*q.shape[:-2], -1)
 
 
-def probabilities(r: Tensor, scale: Tensor, proj: Tensor, eps: float) -> Tensor:
-    """[..., T, D], x / rms(x), rounded -> [..., T, E] fp32."""
-    u = _norms.normalise(r, eps).to(r.dtype) * scale * r.shape[-1] ** -0.5  # two roundings, as the reference has
-    return F.linear(u, proj).softmax(-1, dtype=torch.promote_types(u.dtype, torch.float32))
-
-
 def route(r: Tensor, scale: Tensor, proj: Tensor, per_expert_scale: Tensor, top_k: int, eps: float) -> Routing:
     """r [..., T, D], un-normalised -> which experts each row goes to, with which weights."""
-    if fused(r):
-        return _router.route(r, scale, proj, per_expert_scale, top_k, eps)
-    weights, chosen = probabilities(r, scale, proj, eps).topk(top_k, -1)
-    weights = weights / weights.sum(-1, keepdim=True)
-    return grouped(weights * per_expert_scale[chosen], chosen, len(proj))
+    return (_router.route if fused(r) else _router.route_twin)(r, scale, proj, per_expert_scale, top_k, eps)
 
 
-def grouped(weights: Tensor, chosen: Tensor, experts: int) -> Routing:
-    """Weights and experts of each row [..., T, A] -> the same sorted by expert."""
-    flat = chosen.flatten()
-    ends = torch.bincount(flat, minlength=experts).cumsum(0).int()
-    return Routing(weights, chosen, flat.argsort(stable=True), ends, ends, 0)
+def probabilities(r: Tensor, scale: Tensor, proj: Tensor, eps: float) -> Tensor:
+    """r [..., T, D] -> fp32 [..., T, E], of all experts: what training balances."""
+    return _router.probabilities_twin(r, scale, proj, eps)
 
 
-def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: torch.dtype) -> Tensor:
-    """x [..., T, D] in the form that gate_up reads -> [..., T, D] of `dtype`, summed in fp32 and rounded once."""
+def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: torch.dtype) -> Tensor | Pairs:
+    """x [..., T, D] in the form that gate_up reads -> [..., T, D] of `dtype`, or what `combine` is yet to sum."""
     if not torch.is_grad_enabled() and why_torch(x.device, dtype) is None:
         return _experts.experts(x, routing, gate_up, down, dtype)
     if not isinstance(x, Tensor):
@@ -336,8 +326,8 @@ def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: tor
     order, ends = routing.order, routing.ends
     rows = x.flatten(0, -2).index_select(0, order // A)
     out = quant.grouped_linear(gated_gelu(quant.grouped_linear(rows, gate_up, ends)), down, ends)
-    by_row = torch.empty_like(out).index_copy_(0, order, out).view(-1, A, out.shape[-1])  # [T, A, D]
-    return (by_row * routing.weights.flatten(0, -2)[..., None]).sum(-2).to(x.dtype).view_as(x)
+    by_pair = Pairs(torch.empty_like(out).index_copy_(0, order, out), routing.weights.flatten(0, -2))
+    return by_pair.summed().view_as(x)
 
 
 @dataclass(frozen=True, slots=True)

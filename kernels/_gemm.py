@@ -10,9 +10,10 @@ Splits    256 rows and 2,816 columns make 44 tiles of 128 × 128, a card has 128
           splits, so that the result does not depend on who that is. It leaves the counter as it found it, at 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,7 @@ def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr, last):
     """acc [BM, BN] fp32 from first row `row` and first column `column` on, gated or as it is, rounded to OUT's dtype."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
+    WIDTH: tl.constexpr = N // 2 if GATED else N
     rows = row + tl.arange(0, BM)[:, None]
     if GATED:
         gate, up = tl.split(acc.reshape(BM, BN // 2, 2))
@@ -98,11 +100,9 @@ def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr, last):
         up = up.to(OUT.dtype.element_ty).to(tl.float32)
         out = gelu_tanh(gate).to(OUT.dtype.element_ty).to(tl.float32) * up
         columns = column // 2 + tl.arange(0, BN // 2)[None, :]
-        WIDTH: tl.constexpr = N // 2
     else:
         out = acc
         columns = column + tl.arange(0, BN)[None, :]
-        WIDTH: tl.constexpr = N
     live = (rows < T) & (columns < WIDTH) & last
     tl.store(OUT + rows.to(tl.int64) * WIDTH + columns, out.to(OUT.dtype.element_ty), live)
 
@@ -123,7 +123,7 @@ class Job:
 
 
 def job(
-    tiles: Mapping[tuple[int, int], Sequence[Tile]],
+    tiles: Mapping[tuple[int, int], Any],
     x: Tensor,
     T: int,
     N: int,
@@ -131,9 +131,10 @@ def job(
     tile: Tile | None = None,
     splits: int | None = None,
 ) -> Job:
-    """The launch of x [T, K] times [N, K]ᵀ, by the card's tiles or by a given one."""
+    """The launch of x [T, K] times [N, K]ᵀ, by the best of the capability's tiles or by a given one."""
     gpu = gpu_of(x)
-    tile, parts = plan((tile,) if tile else tuple(choose(tiles, gpu)), T, N, K, gpu)
+    candidates: Any = (tile,) if tile else choose(tiles, gpu)
+    tile, parts = plan(candidates, T, N, K, gpu)
     parts = splits or parts
     grid = _cdiv(T, tile.m) * _cdiv(N, tile.n), parts
     if grid[0] > COUNTERS:

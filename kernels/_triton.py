@@ -7,6 +7,7 @@ nothing; on macOS and Windows it is not installed.
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -29,9 +30,7 @@ tl: Any = _Absent()
 INSTALLED = False
 if INTERPRETED or torch.version.cuda is not None or "triton" in sys.modules:
     try:
-        import triton  # type: ignore[no-redef]
-        import triton.language as tl  # type: ignore[no-redef]
-
+        triton, tl = import_module("triton"), import_module("triton.language")
         INSTALLED = True
     except ModuleNotFoundError:
         pass

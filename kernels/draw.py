@@ -13,14 +13,14 @@ Two launches: `_draw` leaves one number of each kind for every row and tile of `
 tiles. Where the vocabulary comes in chunks, a chunk's centre is the largest z up to and with it, and what it left is
 rescaled to the last chunk's. Raw logits are read with the peaks of their blocks (`logits`), so that the centre is known
 before the first exponential, and so is which tiles cannot win the race: none that lies `noise.FARTHEST` below the centre.
-Their words are not even drawn; late in a canvas that is most of them.
+Their words are not even drawn; where a row is sure of its id, that is most of them.
 
 Shapes    raw [T, ids], the model's dtype (reference) or fp32 (fast); peaks fp32 [T, blocks]; temperature fp32 [1].
           fast: e^d in the model's dtype (an FP8 embedding's scale of that id multiplied in) goes to `weights`.
 Precision everything in fp32. tanh 1.8 ulp, e^x 2 ulp, E 1.1 ulp: draft and sample are the twin's but for logits that
           differ by about an ulp of z. A tie goes to the lowest id: within a tile by comparing ids, between tiles too.
 Traffic   reference 2·T·V bytes in bf16, fast 4 in and 2 out for a logit, in the L2; statistics 28 bytes for every `span` ids.
-Grid      (rows / m, ids / span). Not in the product's epilogue: there it ran at 255 registers, and spilled.
+Grid      (rows / m, ids / span). Not in the product's epilogue: tried there, it ran at 255 registers and spilled.
 Source    noise.py, sampler.py; transformers 5.24 generation_diffusion_gemma.py.
 """
 
@@ -204,7 +204,7 @@ def _draw(
             weight = tl.exp2(power)
             total += weight
             centred += weight * power
-            powers = powers + (power,)  # noqa: RUF005  (triton unpacks no tuple)
+            powers = powers + (power,)  # type: ignore[assignment]  # noqa: RUF005  triton unpacks no tuple
             if REFERENCE:
                 apart = z.to(RAW.dtype.element_ty).to(tl.float32) - rounded_centre[:, None]
                 rounded_total += tl.exp2(apart * _LOG2E)

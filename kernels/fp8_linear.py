@@ -9,7 +9,7 @@ Precision Products of codes are exact, sums are fp32; on sm_90, whose FP8 accumu
 Traffic   w once, x and out once: N·K + T·K + 2·T·N bytes. At 256 rows 512 operations a byte: tensor cores are the limit
           on an RTX 4090 (330 Tflop/s: 1.4 × the memory's time) and on an RTX 5090, both are on an H200.
 Grid      _gemm.py: tiles, side by side over the rows, times splits of K.
-Source    vLLM's cutlass_scaled_mm; compressed-tensors' FP8-dynamic.
+Source    vLLM's cutlass_scaled_mm; compressed-tensors' FP8-dynamic; triton-lang/triton#11320 (block-scaled on sm_120).
 """
 
 import torch

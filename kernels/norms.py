@@ -5,7 +5,8 @@
     sandwich    h  = residual + post · x / rms(x)                          closes attention,
                 nᵢ = preᵢ · h / rms(h)                                     opens the dense MLP and the experts
 
-    combine     b  = w₁ · dense / rms(dense) + w₂ · routed / rms(routed)
+    combine     routed = Σ over slots  weight · y                          the A experts of a row, in the slots' order
+                b  = w₁ · dense / rms(dense) + w₂ · routed / rms(routed)
                 y  = (residual + w · b / rms(b)) · scalar                  closes the layer,
                 n  = following · y / rms(y)                                opens the next one's attention
 
@@ -14,13 +15,14 @@
 Shapes     x, residual, h, n, dense, routed, y [T, D]; weights [D]; scalar [1]; codes [T, D] E4M3, scale [T, 1] fp32
 Precision  sums, quotients and the product with a norm's weight in fp32, then one rounding to the model's dtype; + and
            · scalar round each. h and y are rounded before their own rms, n before it is quantised (a zero row: scale 1).
-Traffic    with s bytes an element: rms_norm 2s·T·D, sandwich (3 + readers)s·T·D, combine 5s·T·D; a quantised n counts
+Traffic    with s bytes an element: rms_norm 2s·T·D, sandwich (3 + readers)s·T·D, combine (4 + A)s·T·D; a quantised n counts
            1 instead of s. The weights, 6 kB each, stay in the L2.
 Grid       one program a row. No tile to choose: the block is the row, and the warps follow from D.
 Source     transformers 5.24 modeling_diffusion_gemma.py; compressed-tensors 0.20, "token", dynamic, symmetric.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,20 @@ from .rows import quantise_rows_twin
 
 Row = Tensor | Fp8
 LANE = 8  # columns a lane, 16 bytes in bf16; with 16 the E4M3 rows change their layout through shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What the experts made of each row, before it is weighted and summed."""
+
+    y: Tensor  # [T·A, D], by pair t·A + slot
+    weights: Tensor  # fp32 [T, A]
+
+    def summed(self) -> Tensor:
+        """[T, D] of y's dtype: the sum in fp32 or wider, rounded once."""
+        wide = torch.promote_types(self.y.dtype, torch.float32)
+        by_row = self.y.view(*self.weights.shape, -1).to(wide)
+        return (by_row * self.weights.to(wide)[..., None]).sum(-2).to(self.y.dtype)
 
 
 # ── twins: differentiable, any leading axes ───────────────────────────────────────────────────────────────────────
@@ -77,7 +93,7 @@ def sandwich_twin(
 
 def combine_twin(
     dense: Tensor,
-    routed: Tensor,
+    routed: Tensor | Pairs,
     residual: Tensor,
     norm_1: Tensor,
     norm_2: Tensor,
@@ -88,6 +104,8 @@ def combine_twin(
     quantise: bool = False,
 ) -> tuple[Tensor, Row | None]:
     """-> the next layer's residual stream and, if its first norm `following` is given, that norm of it."""
+    if isinstance(routed, Pairs):
+        routed = routed.summed()
     both = norm(dense, norm_1, eps) + norm(routed, norm_2, eps)
     y = (residual + norm(both, norm_both, eps)) * scalar
     return y, None if following is None else rms_norm_twin(y, following, eps, quantise)
@@ -169,13 +187,21 @@ def _sandwich(X, R, POST, H, PRE_1, N_1, S_1, PRE_2, N_2, S_2, eps, D: tl.conste
 
 @triton.jit
 def _combine(
-    DENSE, ROUTED, R, W_1, W_2, W, SCALAR, NEXT, Y, N, S, eps, D: tl.constexpr, BLOCK: tl.constexpr
+    DENSE, ROUTED, PAIR, R, W_1, W_2, W, SCALAR, NEXT, Y, N, S, eps,
+    A: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     live = col < D
     dense = tl.load(DENSE + row * D + col, live, other=0.0)
-    routed = tl.load(ROUTED + row * D + col, live, other=0.0)
+    if PAIR is None:
+        routed = tl.load(ROUTED + row * D + col, live, other=0.0)
+    else:
+        total = tl.zeros((BLOCK,), tl.float32)
+        for slot in tl.static_range(A):
+            y = tl.load(ROUTED + (row * A + slot) * D + col, live, other=0.0).to(tl.float32)
+            total += tl.load(PAIR + row * A + slot) * y
+        routed = total.to(Y.dtype.element_ty)
     r = tl.load(R + row * D + col, live, other=0.0)
     w_1 = tl.load(W_1 + col, live, other=0.0)
     w_2 = tl.load(W_2 + col, live, other=0.0)
@@ -237,7 +263,7 @@ def sandwich(
 
 def combine(
     dense: Tensor,
-    routed: Tensor,
+    routed: Tensor | Pairs,
     residual: Tensor,
     norm_1: Tensor,
     norm_2: Tensor,
@@ -247,17 +273,21 @@ def combine(
     following: Tensor | None = None,
     quantise: bool = False,
 ) -> tuple[Tensor, Row | None]:
-    """dense, routed, residual [T, D] -> y [T, D] and, if `following` is given, its norm or that norm's codes."""
+    """dense, residual [T, D], routed the same or by pair -> y [T, D] and, if `following` is given, its norm or codes."""
+    by_pair, pair = (routed.y, routed.weights) if isinstance(routed, Pairs) else (routed, None)
+    slots = 1 if pair is None else pair.shape[-1]
     weights = {"norm_1": norm_1, "norm_2": norm_2, "norm_both": norm_both, "following": following}
-    rows, width = _shape("combine", dense, {"routed": routed, "residual": residual}, weights)
+    rows, width = _shape("combine", dense, {"residual": residual}, weights)
+    if by_pair.shape != (rows * slots, width) or not by_pair.is_contiguous():
+        raise ValueError(f"combine: x {tuple(dense.shape)}, routed {tuple(by_pair.shape)}, {slots} of each row")
     if scalar.numel() != 1:
         raise ValueError(f"combine: scalar {tuple(scalar.shape)}, wanted one number")
     y = torch.empty_like(dense)
     normed, codes, scale = (None, None, None) if following is None else _target(dense, quantise)
     launch(
-        _combine, (rows,), dense, routed, residual, norm_1, norm_2, norm_both, scalar, following, y, codes, scale, eps,
-        D=width, **row_block(width),
-        cost=lambda: combine_cost(rows, width, dense.element_size(), None if following is None else quantise),
+        _combine, (rows,), dense, by_pair, pair, residual, norm_1, norm_2, norm_both, scalar, following, y, codes, scale, eps,
+        A=slots, D=width, **row_block(width),
+        cost=lambda: combine_cost(rows, width, dense.element_size(), slots, None if following is None else quantise),
     )  # fmt: skip
     return y, normed
 
@@ -316,8 +346,8 @@ def sandwich_cost(rows: int, width: int, element: int, quantised: Sequence[bool]
     return Cost(moved, rows * width * (8 + sum(1 + 3 * q for q in quantised)))
 
 
-def combine_cost(rows: int, width: int, element: int, quantised: bool | None) -> Cost:
-    """`quantised` None: no norm of what follows."""
+def combine_cost(rows: int, width: int, element: int, slots: int, quantised: bool | None) -> Cost:
+    """`slots` pairs of a row, 1 where they are summed already; `quantised` None: no norm of what follows."""
     written = 0 if quantised is None else _row_bytes(width, element, quantised)
-    moved = rows * (4 * width * element + written) + (3 if quantised is None else 4) * width * element
-    return Cost(moved, rows * width * (15 if quantised is None else 19 + 3 * quantised))
+    moved = rows * ((3 + slots) * width * element + written) + (3 if quantised is None else 4) * width * element
+    return Cost(moved, rows * width * (13 + 2 * slots + (0 if quantised is None else 4 + 3 * quantised)))

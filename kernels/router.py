@@ -19,6 +19,7 @@ Source     transformers 5.24 DiffusionGemmaTextRouter; top-k there leaves the or
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from ._launch import Cost, Tile, Tiles, choose, gpu_of, launch
 from ._triton import tl, triton
+from .norms import normalise
 
 SPLITS = 11  # parts of D: 2,816 is 11 · 4 · 64
 GROUP_WARPS = 8
@@ -43,11 +45,11 @@ class Routing:
     """Where each row goes, and the same sorted by expert; all on the device."""
 
     weights: Tensor  # fp32 [T, A]
-    chosen: Tensor  # int32 [T, A]
-    order: Tensor  # int32 [T·A], pairs t·A + slot, expert by expert
+    chosen: Tensor  # [T, A], int32; the twin's int64, as torch likes its indices
+    order: Tensor  # [T·A], the same, pairs t·A + slot, expert by expert
     ends: Tensor  # int32 [E], one past each expert's last place in `order`
-    items: Tensor  # int32 [I, 3]: expert, first place in `order`, pairs (0: none, and no item follows)
-    block: int  # most pairs of an item
+    items: Tensor | None = None  # int32 [I, 3]: expert, first place in `order`, pairs (0: none, and no item follows)
+    block: int = 0  # most pairs of an item
 
 
 def items_at_most(pairs: int, experts: int, block: int) -> int:
@@ -55,34 +57,44 @@ def items_at_most(pairs: int, experts: int, block: int) -> int:
     return min(experts, pairs) + pairs // block
 
 
+def probabilities_twin(r: Tensor, scale: Tensor, proj: Tensor, eps: float) -> Tensor:
+    """r [..., T, D] -> softmax over all experts, fp32 (fp64 of fp64) [..., T, E]."""
+    u = normalise(r, eps).to(r.dtype) * scale * r.shape[-1] ** -0.5  # each step rounded, as the reference has it
+    return F.linear(u, proj).softmax(-1, dtype=torch.promote_types(r.dtype, torch.float32))
+
+
 def route_twin(
-    r: Tensor, scale: Tensor, proj: Tensor, per_expert_scale: Tensor, top_k: int, eps: float, block: int = 32
+    r: Tensor,
+    scale: Tensor,
+    proj: Tensor,
+    per_expert_scale: Tensor,
+    top_k: int,
+    eps: float,
+    block: int | None = None,
 ) -> Routing:
-    """The same in torch, as model.Router has it; fp64 in, fp64 all the way."""
-    wide = torch.promote_types(r.dtype, torch.float32)
-    x = r.to(wide)
-    normed = (x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()).to(r.dtype)
-    u = normed * scale * r.shape[-1] ** -0.5
-    p = F.linear(u, proj).softmax(-1, dtype=wide)
-    weights, chosen = p.sort(dim=-1, descending=True, stable=True)
-    weights, chosen = weights[:, :top_k], chosen[:, :top_k]
+    """The same in torch, of r [..., T, D]; without a block no items, which kernels alone read."""
+    weights, chosen = probabilities_twin(r, scale, proj, eps).sort(dim=-1, descending=True, stable=True)
+    weights, chosen = weights[..., :top_k], chosen[..., :top_k]
     weights = weights / weights.sum(-1, keepdim=True) * per_expert_scale[chosen]
-    return Routing(weights, chosen.int(), *group_twin(chosen, len(proj), block), block)
+    order, ends = group_twin(chosen, len(proj))
+    items = None if block is None else items_twin(ends, chosen.numel(), block)
+    return Routing(weights, chosen, order, ends, items, block or 0)
 
 
-def group_twin(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """chosen [T, A] -> order, ends, items."""
-    flat = chosen.flatten().long()
-    counts = torch.bincount(flat, minlength=experts)
-    ends = counts.cumsum(0)
+def group_twin(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """chosen [..., T, A] -> order, ends."""
+    flat = chosen.flatten()
+    return flat.argsort(stable=True), torch.bincount(flat, minlength=experts).cumsum(0).int()
+
+
+def items_twin(ends: Tensor, pairs: int, block: int) -> Tensor:
     items = [
         (e, first, min(block, end - first))
-        for e, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True))
-        for first in range(end - count, end, block)
+        for e, (begin, end) in enumerate(pairwise([0, *ends.tolist()]))
+        for first in range(begin, end, block)
     ]
-    items += [(0, 0, 0)] * (items_at_most(len(flat), experts, block) - len(items))
-    table = torch.tensor(items, dtype=torch.int32, device=chosen.device).view(-1, 3)
-    return flat.argsort(stable=True).int(), ends.int(), table
+    items += [(0, 0, 0)] * (items_at_most(pairs, len(ends), block) - len(items))
+    return torch.tensor(items, dtype=torch.int32, device=ends.device).view(-1, 3)
 
 
 @triton.jit

@@ -21,7 +21,8 @@ from ._e4m3 import to_e4m3
 from ._launch import Cost, launch
 from ._triton import tl, triton
 
-WARPS = {"fp8": 4, "nvfp4": 8}
+# Elements of a warp. Both kernels are mostly true divisions; with more a thread their slow path wants a stack.
+FP8_WIDTH, NVFP4_WIDTH = 1024, 256
 
 
 def quantise_rows_twin(x: Tensor) -> Fp8:
@@ -95,9 +96,9 @@ def quantise_rows(x: Tensor) -> Fp8:
         quantised.codes,
         quantised.scale,
         cost=lambda: Cost(bytes_moved(T, D, x.element_size(), 1), 4 * T * D),
-        warps=WARPS["fp8"],
+        warps=warps_of(D, FP8_WIDTH),
         D=D,
-        BLOCK=max(128, triton.next_power_of_2(D)),
+        BLOCK=block_of(D),
         LARGEST=E4M3_MAX,
     )
     return quantised
@@ -118,13 +119,22 @@ def quantise_rows_nvfp4(x: Tensor, global_scale: Tensor) -> Nvfp4:
         packed,
         scale,
         cost=lambda: Cost(bytes_moved(T, D, x.element_size(), 0.5 + 1 / GROUP), 20 * T * D),
-        warps=WARPS["nvfp4"],
+        warps=warps_of(D, NVFP4_WIDTH),
         D=D,
-        BLOCK=max(512, triton.next_power_of_2(D)),
+        BLOCK=block_of(D),
         LARGEST=E2M1_MAX,
         NO_SCALE=0.125,
     )
     return Nvfp4(packed, scale, global_scale, global_scale, (T,), divides=True)
+
+
+def block_of(width: int) -> int:
+    """The power of two that holds a row, of 512 at least: packing wants 4 neighbours a thread."""
+    return max(512, 1 << (width - 1).bit_length())
+
+
+def warps_of(width: int, each: int) -> int:
+    return min(32, max(4, block_of(width) // each))
 
 
 def _shape(name: str, x: Tensor) -> tuple[int, int]:

@@ -11,9 +11,11 @@ Shapes    p [T, ids], E [V, D], ids begin … end-1 of it; parts fp32 [splits, T
 Precision fp32 sums, in the order of ids within a split and of splits then: the same bits at every run. An FP8
           embedding's codes are widened exactly; the scale of a row multiplies p before p is rounded (in the reference mode
           the rounded p, so that there p is rounded twice and E not: model.soften decodes and rounds E).
-Traffic   E once, p once, parts (out and back in) once a chunk. `probabilities` reads and writes 2·T·V bytes each: with
-          p made from z̃ on the way into the product, every tile of 128 columns would make it anew, 22 times.
-Grid      (row tiles × column tiles, splits): D / 128 · T / 128 tiles are 44, so the vocabulary is split to fill the card.
+Traffic   E once, p once, the parts out (by chunks: out and in, through the L2). `probabilities` reads and writes 2·T·V
+          bytes each; p made on the way into the product instead would be made anew for every 128 columns, 22 times.
+Grid      (row tiles × column tiles, splits): 256 × 2,816 in tiles of 128 are 44, so the vocabulary is split to fill the
+          card. FP8 codes lie along D, across what the product sums over: lanes pick single bytes and widen them, 8
+          instructions an mma on sm_89 and sm_120, whose bf16 mma takes 32 cycles.
 Source    transformers 5.24 modeling_diffusion_gemma.py: the self-conditioning signal.
 """
 

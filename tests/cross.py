@@ -46,6 +46,7 @@ POINTERS = {
     torch.uint8: "u8",
     torch.bool: "i1",
 }
+OLD_TRITON = "3.6.0"  # the oldest that pyproject allows
 ALIGNED = 16  # bytes of a pointer, or units of an int, whose multiples triton marks
 STEP = "step/"  # configurations whose bounds are report.json's
 SHORTEST = 9  # instructions; a backward jump over fewer waits for something
@@ -94,7 +95,7 @@ class Artefact:
     name: str
     capability: tuple[int, int]
     registers: int
-    stack: int  # bytes a thread; above zero: spills
+    stack: int  # bytes a thread, of spills or of a call; what nothing loads or stores costs nothing
     spills: int  # LDL and STL
     shared: int  # bytes a program
     warps: int
@@ -124,7 +125,7 @@ class Artefact:
     def __str__(self) -> str:
         arch = "sm_{}{}".format(*self.capability)
         head = f"{self.name:28s} {arch:6s} reg {self.registers:3d} shared {self.shared:6d} warps {self.warps}"
-        if self.stack or self.spills:
+        if self.spills:
             head += f" SPILLS: stack {self.stack}, {self.spills} LDL/STL"
         if self.hot is None:
             return f"{head} | no loop, {self.instructions} instructions {short(self.mma)}"
@@ -279,9 +280,7 @@ def _chosen(names: list[str], cards: list[str], once: bool) -> Iterator[tuple[An
         for entry in _configurations().CONFIGURATIONS:
             if CARDS[card] in entry.gpus and (not names or {entry.name, entry.name.split("/")[0]} & set(names)):
                 for _, label, launch, key in numbered(entry, card):
-                    identity = (
-                        (card, launch.kernel.__name__, entry.name.split("/")[0]) if once else (card, entry.name, key)
-                    )
+                    identity = (card, title_of(launch)) if once else (card, entry.name, key)
                     if identity not in seen:
                         seen.add(identity)
                         yield entry, card, label, launch, key

@@ -129,12 +129,12 @@ def _() -> None:
 
 @configuration("norms/combine")
 def _() -> None:
-    from dgemma_local.kernels.norms import combine
+    from dgemma_local.kernels.norms import Pairs, combine
 
     x, w = meta(CANVAS, D), meta(D)
     for quantise in (False, True):
         combine(x, x, x, w, w, w, meta(1), EPS, w, quantise)
-    combine(x, x, x, w, w, w, meta(1), EPS)
+    combine(x, Pairs(meta(CANVAS * ACTIVE, D), meta(CANVAS, ACTIVE, dtype=FP32)), x, w, w, w, meta(1), EPS, w)
 
 
 @configuration("embedding/embed")
@@ -170,14 +170,14 @@ def _attend(geometry: tuple[int, int], window: int | None, dtype: torch.dtype, r
     attention(meta(rows, HEADS, geometry[1]), *slabs(geometry, dtype), span(), window)
 
 
-@configuration("attention/sliding", "HMMA")
+@configuration("attention/sliding", WARPGROUPS)
 def _() -> None:
     for dtype in (BF16, E4M3):
         _attend(SLIDING, WINDOW, dtype)
     _attend(SLIDING, WINDOW, BF16, PREFILL)
 
 
-@configuration("attention/full", "HMMA")
+@configuration("attention/full", WARPGROUPS)
 def _() -> None:
     for dtype in (BF16, E4M3):
         _attend(FULL, None, dtype)

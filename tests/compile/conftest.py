@@ -23,10 +23,9 @@ os.environ["TRITON_CACHE_DIR"] = os.environ.get("DGEMMA_COMPILE_CACHE") or _temp
 
 import triton  # noqa: E402, F401  before the kernels, which look whether somebody did
 from compile.configurations import CONFIGURATIONS  # noqa: E402
-from cross import CARDS, Artefact, compile_numbered, numbered  # noqa: E402
+from cross import CARDS, OLD_TRITON, Artefact, compile_numbered, numbered  # noqa: E402
 
 WORKERS = 2
-OLD_TRITON = "3.6.0"  # the oldest that pyproject allows
 
 
 @pytest.fixture(scope="session")

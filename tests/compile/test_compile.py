@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from compile.configurations import CONFIGURATIONS, Configuration
-from compile.conftest import OLD_TRITON
-from cross import CARDS, STEP, Artefact, numbered
+from cross import CARDS, OLD_TRITON, STEP, Artefact, numbered
 from dgemma_local.kernels._launch import Gpu
 
 HERE = Path(__file__).parent
@@ -58,7 +57,7 @@ def test_compiles(case: tuple[Configuration, str], compiled: Compiled, bounds: B
 
 
 def _wrong(artefact: Artefact, gpu: Gpu) -> Iterator[str]:
-    if artefact.stack or artefact.spills:
+    if artefact.spills:
         yield f"spills: stack {artefact.stack}, {artefact.spills} LDL/STL"
     if artefact.shared > gpu.shared_bytes:
         yield f"{artefact.shared} bytes of shared memory, the card has {gpu.shared_bytes}"

@@ -93,12 +93,20 @@ def test_tiles_far_behind(gap: float) -> None:
     assert (twin.sampled != 5).any() == (gap < 10)
 
 
-def test_ties_between_tiles_and_chunks() -> None:
-    raw = torch.full((3, 1024), -5.0)
-    for row, at in enumerate(([300, 700], [1023, 0], [255, 256])):
+def test_ties() -> None:
+    """The lowest id, whether the equals meet in a lane, in a tile, between tiles or between chunks."""
+    raw = torch.full((5, 1024), -5.0)
+    pairs = (
+        [300, 700],
+        [1023, 0],
+        [255, 256],
+        [72, 40],
+        [259, 3],
+    )  # a lane has ids 32 apart, and 256 apart if it goes on
+    for row, at in enumerate(pairs):
         raw[row, at] = 7.0
-    for chunk in (None, 256, 512):
-        assert run(raw, chunk=chunk).draft.tolist() == [300, 0, 255]
+    for chunk, tile in ((None, TILE), (256, TILE), (512, TILE), (None, Tile(16, 64, 1024, 4, 1))):
+        assert run(raw, chunk=chunk, tile=tile).draft.tolist() == [min(at) for at in pairs]
 
 
 def test_errors() -> None:

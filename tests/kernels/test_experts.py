@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from dgemma_local.kernels import experts as door
 from dgemma_local.kernels import experts_grouped, experts_nvfp4_nvfp4, router
 from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Gpu, Launch, Tile, recording
-from dgemma_local.kernels.experts import combine, experts, experts_twin
 from dgemma_local.kernels.router import Routing
 from dgemma_local.kernels.rows import quantise_rows_nvfp4_twin, quantise_rows_twin
 from near import assert_near, assert_no_worse
@@ -22,6 +21,14 @@ FORMS = [layout for layout in LAYOUTS if "multiplies" not in layout]
 BF16 = torch.bfloat16
 
 
+def experts(*arguments: Any) -> Tensor:
+    return door.experts(*arguments).summed()
+
+
+def experts_twin(*arguments: Any) -> Tensor:
+    return door.experts_twin(*arguments).summed()
+
+
 def routing_of(T: int, E: int, A: int, case: str = "spread", block: int = 32) -> Routing:
     g = torch.Generator().manual_seed(T)
     chosen = torch.stack([torch.randperm(E, generator=g)[:A] for _ in range(T)]).int()
@@ -30,7 +37,12 @@ def routing_of(T: int, E: int, A: int, case: str = "spread", block: int = 32) ->
     if case == "half are empty":
         chosen = (chosen // 2) * 2
     weights = torch.rand(T, A, generator=g) + 0.1
-    return Routing(weights, chosen, *router.group_twin(chosen, E, block), block)
+    return grouped(weights, chosen, E, block)
+
+
+def grouped(weights: Tensor, chosen: Tensor, E: int, block: int = 32) -> Routing:
+    order, ends = router.group_twin(chosen, E)
+    return Routing(weights, chosen, order.int(), ends, router.items_twin(ends, chosen.numel(), block), block)
 
 
 def rows(T: int, D: int, dtype: torch.dtype) -> Tensor:
@@ -184,7 +196,7 @@ def test_a_row_s_result_does_not_depend_on_its_company(layout: str) -> None:
     routing, (gate_up, down) = routing_of(40, 3, 2), matrices(3, 64, 32, layout, BF16)
     x = rows(40, 64, BF16)
     alone = routing.chosen[:1]
-    one = Routing(routing.weights[:1], alone, *router.group_twin(alone, 3, 32), 32)
+    one = grouped(routing.weights[:1], alone, 3)
     together = experts(quantised(x, layout), routing, gate_up, down)[:1]
     assert_near(experts(quantised(x[:1], layout), one, gate_up, down), together, steps=1)
 
@@ -202,15 +214,6 @@ def test_decoding_once_is_the_same(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) ->
     for module in (experts_grouped, experts_nvfp4_nvfp4):
         monkeypatch.setattr(module, "gpu_of", lambda _: gpu)
     check("nvfp4", 20, D=128, F=64, E=4, A=2)
-
-
-def test_combines_in_the_order_of_the_slots() -> None:
-    """Of 1e8, 1, -1e8 and 1 only the last is left in fp32; in another order more is."""
-    y = torch.tensor([1e8, 1.0, -1e8, 1.0]).view(4, 1).expand(4, 3).contiguous()
-    assert combine(y, torch.ones(1, 4)).tolist() == [[1.0] * 3]
-    wider = torch.randn(6 * 4, 1500, generator=torch.Generator().manual_seed(0)).to(BF16)
-    weights = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
-    assert_near(combine(wider, weights), door.combine_twin(wider, weights))
 
 
 def test_a_bad_row_stays_alone() -> None:
@@ -242,8 +245,6 @@ def test_wrong_shapes_and_kinds() -> None:
         experts(quantised(x, " x "), routing, gate_up, down)
     with pytest.raises(ValueError, match=r"experts: h \(15, 32\), .* 16 pairs"):
         experts_grouped.down(rows(15, 32, BF16), routing, down, BF16)
-    with pytest.raises(ValueError, match=r"combine: y \(5, 3\), weights \(2, 2\)"):
-        combine(torch.ones(5, 3), torch.ones(2, 2))
 
 
 def recorded(layout: str, gpu: Gpu) -> list[Launch]:
@@ -278,7 +279,6 @@ def test_records_the_real_size(layout: str, gpu: Gpu) -> None:
         weights = 128 * share * 704 * 2816
         assert weights * bytes_a_weight < launch.cost.bytes < rows_too * weights * bytes_a_weight
         assert launch.cost.flops == 2 * 2048 * share * 704 * 2816
-    assert launches["experts_combine"].cost.bytes == 2 * 256 * 2816 * 9 + 4 * 2048
 
 
 def test_a_tile_may_be_given() -> None:

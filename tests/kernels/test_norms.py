@@ -133,6 +133,28 @@ def test_combine(count: int, width: int, dtype: torch.dtype, last: bool) -> None
         check(n, twin_n, true_n)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_combine_sums_the_experts_pairs_first(dtype: torch.dtype) -> None:
+    dense, residual = (rows(5, 100, dtype, s) for s in range(2))
+    pairs = norms.Pairs(rows(5 * 3, 100, dtype, 2), torch.rand(5, 3, generator=torch.Generator().manual_seed(0)) + 0.1)
+    w = [weight(100, dtype, s) for s in range(3, 7)]
+    rest = (residual, *w[:3], torch.tensor([0.37], dtype=dtype))
+    exact = norms.Pairs(pairs.y.double(), pairs.weights.double())
+    ours, twin = (f(dense, pairs, *rest, EPS, w[3]) for f in (norms.combine, norms.combine_twin))
+    truth = norms.combine_twin(dense.double(), exact, *wide(*rest), EPS, *wide(w[3]))
+    for mine, theirs, true in zip(ours, twin, truth, strict=True):
+        check(mine, theirs, true)  # type: ignore[arg-type]
+
+
+def test_combine_sums_in_the_order_of_the_slots() -> None:
+    """Of 1e8, 1, -1e8 and 1 only the last is left in fp32; in another order more is."""
+    y = torch.tensor([1e8, 1.0, -1e8, 1.0]).view(4, 1) * torch.tensor([1.0, 2.0, 4.0])
+    zero, one = torch.zeros(1, 3), torch.ones(3)
+    got, _ = norms.combine(zero, norms.Pairs(y, torch.ones(1, 4)), zero, one, one, one, torch.ones(1), EPS)
+    want, _ = norms.combine(zero, torch.tensor([[1.0, 2.0, 4.0]]), zero, one, one, one, torch.ones(1), EPS)
+    assert torch.equal(got, want)
+
+
 def test_a_canvas_of_256_rows() -> None:
     x, residual = rows(256, 64, torch.bfloat16), rows(256, 64, torch.bfloat16, 1)
     w = weight(64, torch.bfloat16, 2)
@@ -243,7 +265,7 @@ def test_errors_name_the_shapes() -> None:
         norms.sandwich(x, x, w, (w, w, w), EPS)
     with pytest.raises(ValueError, match=r"sandwich: quantise \(True,\) for 2 readers"):
         norms.sandwich(x, x, w, (w, w), EPS, quantise=(True,))
-    with pytest.raises(ValueError, match=r"combine: x \(3, 8\), routed \(1, 8\)"):
+    with pytest.raises(ValueError, match=r"combine: x \(3, 8\), routed \(1, 8\), 1 of each row"):
         norms.combine(x, x[:1], x, w, w, w, torch.ones(1), EPS)
     with pytest.raises(ValueError, match=r"combine: scalar \(2,\)"):
         norms.combine(x, x, x, w, w, w, torch.ones(2), EPS)

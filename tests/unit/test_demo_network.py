@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from dgemma_local.kernels.router import probabilities_twin
 from torch import Tensor
 
-from dgemma_local import ops
 from dgemma_local.config import LayerConfig, ModelConfig, RopeConfig
 from dgemma_local.demo import fakequant
 from dgemma_local.demo.network import Batch, Muon, fused_rows, initial_weights, is_matrix, orthogonalise, trainable
@@ -163,7 +163,7 @@ def test_counting_routers_choose_as_routers_do(weights: dict[str, Tensor]) -> No
     u = torch.randn(2, 7, TINY.hidden_size, generator=torch.Generator().manual_seed(1))
     ours, want = counting(u), plain(u)
     assert torch.equal(ours.chosen, want.chosen) and torch.equal(ours.weights, want.weights)
-    p, chosen = ops.probabilities(u, plain.scale, plain.proj, plain.eps).flatten(0, 1), want.chosen.flatten().tolist()
+    p, chosen = probabilities_twin(u, plain.scale, plain.proj, plain.eps).flatten(0, 1), want.chosen.flatten().tolist()
     share = torch.tensor([chosen.count(e) / len(chosen) for e in range(TINY.num_experts)])
     torch.testing.assert_close(counting.balance, TINY.num_experts * (share * p.mean(0)).sum())  # type: ignore[attr-defined]
 

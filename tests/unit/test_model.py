@@ -12,11 +12,12 @@ import pytest
 import torch
 from dgemma_local.kernels.norms import normalise
 from dgemma_local.kernels.norms import rms_norm_twin as rms_norm
+from dgemma_local.kernels.router import probabilities_twin
 from live_bytes import LiveBytes
 from reference import encode
 from torch import Tensor
 
-from dgemma_local import model, ops, quant
+from dgemma_local import model, quant
 from dgemma_local.cache import Cache, causal_mask
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import Kind, load_model_config
@@ -79,7 +80,7 @@ def test_embedding() -> None:
 
 def test_router() -> None:
     router, x = MODEL.layers[0].router, MODULES["x"]
-    close(ops.probabilities(x, router.scale, router.proj, router.eps), MODULES["router_probs"])
+    close(probabilities_twin(x, router.scale, router.proj, router.eps), MODULES["router_probs"])
     routing = router(x)
     assert torch.equal(routing.chosen, MODULES["topk_index"])
     close(routing.weights, MODULES["topk_weights"])
