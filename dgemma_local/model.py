@@ -314,7 +314,8 @@ class DiffusionGemma:
 
         `kv_only` leaves out what follows the last layer's K/V, which is all that an encoder pass is for.
         """
-        last, layers = (x, x), self._through_layers(x, memory, causal, kv_only)
+        last: tuple[Tensor, Rows] = x, x
+        layers = self._through_layers(x, memory, causal, kv_only)
         del x  # let go after the first layer, like every other's
         for last in layers:  # noqa: B007
             pass

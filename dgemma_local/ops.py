@@ -53,8 +53,8 @@ if TYPE_CHECKING:  # the type checker does not follow the package's path to ../k
     from kernels import vocabulary as _vocabulary
     from kernels._launch import gpu_of, is_recording
     from kernels._triton import INSTALLED, INTERPRETED
-    from kernels.norms import Pairs
-    from kernels.router import Routing
+    from kernels.norms import Pairs as Pairs
+    from kernels.router import Routing as Routing
 else:
     from dgemma_local.kernels import _philox
     from dgemma_local.kernels import attention as _attention
@@ -115,12 +115,12 @@ def _words(text: str) -> frozenset[str]:
 
 @cache
 def _without_kernels(device: str, index: int, dtype: torch.dtype) -> str | None:
+    if not INSTALLED and (INTERPRETED or device == "cuda"):
+        return "triton is not installed"
     if INTERPRETED:
         return None
     if device != "cuda":
         return f"the model is on {device}"
-    if not INSTALLED:
-        return "triton is not installed"
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST:
         return "the card's capability is {}.{}, and the kernels begin at {}.{}".format(*capability, *OLDEST)
@@ -156,6 +156,11 @@ def _quantised(x: Tensor, into: Weight) -> Rows:
     return x
 
 
+def _in_four_bits(normed: Rows, into: Weight | None, wanted: str) -> Rows:
+    """A norm's rows; its kernel writes plain and FP8 ones itself."""
+    return _quantised(normed, into) if wanted == "nvfp4" and isinstance(normed, Tensor) and into is not None else normed
+
+
 def _input_scale(w: Nvfp4) -> Tensor:
     """fp32 [1], dividing: of all experts and parts the one that holds the largest activations."""
     return (w.input_scale.amin() if w.divides else 1 / w.input_scale.amax()).view(1)
@@ -178,7 +183,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, into: Weight | None =
     """[..., T, D] -> the same shape, in the form that `into` reads."""
     wanted = form(x, into)
     normed = (_norms.rms_norm if fused(x) else _norms.rms_norm_twin)(x, weight, eps, wanted == "fp8")
-    return _quantised(normed, into) if wanted == "nvfp4" else normed
+    return _in_four_bits(normed, into, wanted)
 
 
 def sandwich(
@@ -190,8 +195,7 @@ def sandwich(
         x, residual, post, pres, eps, [each == "fp8" for each in wanted]
     )
     return h, tuple(
-        _quantised(n, into) if each == "nvfp4" else n
-        for n, each, (_, into) in zip(normed, wanted, readers, strict=True)
+        _in_four_bits(n, into, each) for n, each, (_, into) in zip(normed, wanted, readers, strict=True)
     )
 
 
@@ -210,7 +214,7 @@ def combine(
     both = _norms.combine if fused(dense) else _norms.combine_twin
     x, normed = both(dense, routed, residual, *posts, scalar, eps, weight, wanted == "fp8")
     assert normed is not None
-    return x, _quantised(normed, into) if wanted == "nvfp4" else normed
+    return x, _in_four_bits(normed, into, wanted)
 
 
 def linear(x: Rows, w: Weight, dtype: torch.dtype) -> Tensor:
@@ -301,8 +305,8 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
     if sight.span is not None:
         return _attention.attention(q, keys, values, sight.span, sight.window, most=sight.reach)
     lead = (1,) if q.dim() == 3 else ()  # sdpa takes its fused path on 4 axes only
-    by_head = [t.reshape(*lead, *t.shape) for t in (q.transpose(-3, -2), keys, values)]
-    out = F.scaled_dot_product_attention(*by_head, attn_mask=sight.mask, scale=1.0, enable_gqa=True)
+    queries, keys, values = (t.reshape(*lead, *t.shape) for t in (q.transpose(-3, -2), keys, values))
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=sight.mask, scale=1.0, enable_gqa=True)
     return out.transpose(1, 2).reshape(*q.shape[:-2], -1)
 
 
@@ -352,8 +356,10 @@ class FusedCanvas:
     def step(self, hidden: Tensor, head: Head, bound: float, confidence: float) -> "Ended":
         """hidden [L, D], after the final norm."""
         state, V = self.state, head.table.shape[0]
+        rows = _quantised(hidden, head.table)
+        assert not isinstance(rows, Nvfp4)  # no checkpoint packs its embedding so
         end = _vocabulary.vocabulary_step(
-            _quantised(hidden, head.table),
+            rows,
             head.table,
             head.softcap,
             state.temperature,

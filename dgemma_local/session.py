@@ -50,6 +50,7 @@ class Session:
     is_demo: bool
     planned: Planned
     proof: Proof
+    slow_because: str | None  # why operations run in plain torch; None where they run on the fused kernels
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
@@ -59,12 +60,6 @@ class Session:
     @property
     def on_gpu(self) -> bool:
         return self.conversation.model.device.type != "cpu"
-
-    @property
-    def slow_because(self) -> str | None:
-        """Why the model's operations run in plain torch; None where they run on the fused kernels."""
-        model = self.conversation.model
-        return why_torch(model.device, model.dtype)
 
     @property
     def steps(self) -> int:
@@ -166,11 +161,13 @@ def open_session(
     weights = fill(checkpoint, planned.layout, device, progress=progress, checksum=wishes.checksum, proof=proof)
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
+    network = DiffusionGemma(config, weights)
     return Session(
         name=name,
         tokenizer=tokenizer,
         generation=generation,
-        conversation=Conversation(DiffusionGemma(config, weights), agreed.room),
+        conversation=Conversation(network, agreed.room),
+        slow_because=why_torch(network.device, network.dtype),
         is_demo=registry.is_demo(folder),
         planned=planned,
         proof=proof,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Tile:
 
 
 Tiles = Mapping[tuple[int, int], Tile]  # by capability; data, measured or compiled for, never searched on a user's card
+Choice = TypeVar("Choice")  # a tile, or several
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,11 @@ def gpu_of(x: Tensor) -> Gpu:
 @cache
 def _ask(index: int) -> Gpu:
     facts = torch.cuda.get_device_properties(index)
-    return Gpu((facts.major, facts.minor), facts.shared_memory_per_block_optin, facts.multi_processor_count)
+    shared: int = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]  # the stub lags torch
+    return Gpu((facts.major, facts.minor), shared, facts.multi_processor_count)
 
 
-def choose(tiles: Tiles, gpu: Gpu) -> Tile:
+def choose(tiles: Mapping[tuple[int, int], Choice], gpu: Gpu) -> Choice:
     """The tile of this capability; of an unlisted one, the newest older card's of no more shared memory."""
     if gpu.capability in tiles:
         return tiles[gpu.capability]

@@ -45,8 +45,6 @@ def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: tor
     """x [T, D], quantised as the weights want it -> y [T·A, D] of `dtype`, the model's, with the weights of its pairs."""
     if gate_up.shape[0] != down.shape[0] or gate_up.shape[1] != 2 * down.shape[2] or down.shape[1] != x.shape[1]:
         raise ValueError(f"experts: x {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}")
-    if routing.items is None:
-        raise ValueError("experts: the routing has no items of work, which router.route makes")
     if isinstance(x, Nvfp4):
         return Pairs(experts_nvfp4_nvfp4.pairs(x, routing, gate_up, down, dtype), routing.weights)
     h = experts_grouped.gated(x, routing, gate_up, dtype)

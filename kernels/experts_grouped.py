@@ -277,8 +277,8 @@ def gated(x: Tensor | Fp8, routing: Routing, gate_up: Weight, dtype: torch.dtype
     tile = tile or choose(GATED[kind], gpu_of(codes))
     h = codes.new_empty(P, F2 // 2, dtype=dtype)
     launch(
-        _experts_gated, (triton.cdiv(F2 // 2, tile.m), len(routing.items)),
-        values.contiguous(), row_scale, routing.order, routing.items, codes, scale, whole, h, D,
+        _experts_gated, (triton.cdiv(F2 // 2, tile.m), len(routing.work())),
+        values.contiguous(), row_scale, routing.order, routing.work(), codes, scale, whole, h, D,
         KIND=kind, DIVIDES=divides, ONCE=_once(codes), FACTOR=1 / UNIT, D=D, F=F2 // 2, A=A,
         BM=tile.m, SMALL=SMALL, BN=max(2 * SMALL, routing.block), BK=tile.k,
         warps=tile.warps, stages=tile.stages, cost=lambda: products_cost(P, gate_up, h, x),
@@ -301,8 +301,8 @@ def down(h: Tensor | Fp8, routing: Routing, w: Weight, dtype: torch.dtype, tile:
     tile = tile or choose(DOWN[kind], gpu_of(codes))
     y = codes.new_empty(P, D, dtype=dtype)
     launch(
-        _experts_down, (triton.cdiv(D, tile.m), len(routing.items)),
-        values.contiguous(), row_scale, routing.order, routing.items, codes, scale, whole, y, F,
+        _experts_down, (triton.cdiv(D, tile.m), len(routing.work())),
+        values.contiguous(), row_scale, routing.order, routing.work(), codes, scale, whole, y, F,
         KIND=kind, DIVIDES=divides, ONCE=_once(codes), FACTOR=1 / UNIT, D=D, F=F,
         BM=tile.m, SMALL=SMALL, BN=max(2 * SMALL, routing.block), BK=tile.k,
         warps=tile.warps, stages=tile.stages, cost=lambda: products_cost(P, w, y, h),

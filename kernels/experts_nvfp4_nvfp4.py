@@ -217,7 +217,7 @@ def pairs(x: Nvfp4, routing: Routing, gate_up: Weight, down: Weight, dtype: torc
     whole = input_scale(down)
     h = Nvfp4.empty((P, F), device=x.device)
     y = x.packed.new_empty(P, D, dtype=dtype)
-    items, block = routing.items, max(2 * SMALL, routing.block)
+    items, block = routing.work(), max(2 * SMALL, routing.block)
     tile = choose(GATED, gpu_of(x.packed))
     launch(
         _experts_gated_nvfp4, (triton.cdiv(F, tile.m), len(items)),

@@ -51,6 +51,12 @@ class Routing:
     items: Tensor | None = None  # int32 [I, 3]: expert, first place in `order`, pairs (0: none, and no item follows)
     block: int = 0  # most pairs of an item
 
+    def work(self) -> Tensor:
+        """The items. Raises ValueError where the routing was made for torch, without any."""
+        if self.items is None:
+            raise ValueError("routing: no items of work, which router.route makes")
+        return self.items
+
 
 def items_at_most(pairs: int, experts: int, block: int) -> int:
     """No routing makes more: every expert that has pairs may have one item that is not full."""

@@ -44,7 +44,7 @@ POINTERS = {
     torch.int16: "i16",
     torch.int8: "i8",
     torch.uint8: "u8",
-    torch.bool: "i1",
+    torch.bool: "u1",
 }
 OLD_TRITON = "3.6.0"  # the oldest that pyproject allows
 ALIGNED = 16  # bytes of a pointer, or units of an int, whose multiples triton marks

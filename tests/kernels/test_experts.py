@@ -237,6 +237,8 @@ def test_wrong_shapes_and_kinds() -> None:
         experts(x[:, :32].contiguous(), routing, gate_up, down)
     with pytest.raises(ValueError, match=r"experts: x \(6, 64\), .* 16 pairs"):
         experts(x[:6], routing, gate_up, down)
+    with pytest.raises(ValueError, match="no items of work"):
+        experts(x, Routing(routing.weights, routing.chosen, routing.order, routing.ends), gate_up, down)
     with pytest.raises(ValueError, match="no product of Tensor rows and Fp8 weights"):
         experts(x, routing, *fp8)
     with pytest.raises(ValueError, match="no product of Fp8 rows and Nvfp4 weights"):
