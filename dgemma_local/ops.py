@@ -95,9 +95,8 @@ def why_torch(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why operations on `device` in `dtype` take their torch twins; None where they take the kernels."""
     if is_recording():
         return None
-    if "torch" in wishes():
-        return "DGEMMA_OPS=torch asks for it"
-    return _without_kernels(device.type, device.index or 0, dtype)
+    why = _without_kernels(device.type, device.index, dtype)
+    return "DGEMMA_OPS=torch asks for it" if why is None and "torch" in wishes() else why
 
 
 def wishes() -> frozenset[str]:
@@ -114,14 +113,14 @@ def _words(text: str) -> frozenset[str]:
 
 
 @cache
-def _without_kernels(device: str, index: int, dtype: torch.dtype) -> str | None:
+def _without_kernels(device: str, index: int | None, dtype: torch.dtype) -> str | None:
     if not INSTALLED and (INTERPRETED or device == "cuda"):
         return "triton is not installed"
     if INTERPRETED:
         return None
     if device != "cuda":
         return f"the model is on {device}"
-    capability = torch.cuda.get_device_capability(index)
+    capability = torch.cuda.get_device_capability(index or 0)
     if capability < OLDEST:
         return "the card's capability is {}.{}, and the kernels begin at {}.{}".format(*capability, *OLDEST)
     return None if dtype == torch.bfloat16 else f"the model is in {str(dtype).removeprefix('torch.')}, not bfloat16"
@@ -194,9 +193,7 @@ def sandwich(
     h, normed = (_norms.sandwich if fused(x) else _norms.sandwich_twin)(
         x, residual, post, pres, eps, [each == "fp8" for each in wanted]
     )
-    return h, tuple(
-        _in_four_bits(n, into, each) for n, each, (_, into) in zip(normed, wanted, readers, strict=True)
-    )
+    return h, tuple(_in_four_bits(n, into, each) for n, each, (_, into) in zip(normed, wanted, readers, strict=True))
 
 
 def combine(

@@ -17,7 +17,7 @@ from types import FrameType
 
 import torch
 
-from dgemma_local import hub, registry
+from dgemma_local import hub, ops, registry
 from dgemma_local.cache import Cache
 from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
@@ -28,7 +28,6 @@ from dgemma_local.layout import Options
 from dgemma_local.loading import Proof, fill
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
-from dgemma_local.ops import why_torch
 from dgemma_local.planning import Device, Planned, plan_run
 from dgemma_local.tokens import Message, Tokenizer
 
@@ -144,7 +143,7 @@ def open_session(
     name, folder = registry.resolve(model, hub.folder_of)
     refuse_special_files(folder)
     device = _device(wishes.device, folder)
-    why_torch(torch.device(device), torch.bfloat16)  # what DGEMMA_OPS says is read before anything is loaded
+    ops.wishes()  # a word that DGEMMA_OPS may not hold is refused before anything is loaded
     config = load_model_config(folder)
     generation = load_generation_config(folder, config.vocab_size)
     tokenizer = Tokenizer.load(folder, config.vocab_size)
@@ -167,7 +166,7 @@ def open_session(
         tokenizer=tokenizer,
         generation=generation,
         conversation=Conversation(network, agreed.room),
-        slow_because=why_torch(network.device, network.dtype),
+        slow_because=ops.why_torch(network.device, network.dtype),
         is_demo=registry.is_demo(folder),
         planned=planned,
         proof=proof,

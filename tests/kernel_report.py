@@ -233,7 +233,7 @@ def _rate(card: Card, operation: str) -> float:
     return next(rate for name, rate in sorted(card.rates.items(), reverse=True) if operation.startswith(name))
 
 
-# The floor of the roofline: max(all bytes / bandwidth, all flops / peak), every byte once
+# The floor: max(all bytes / bandwidth, all flops / peak), every byte once
 
 
 def floor(checkpoint: str, light: bool, card: Card) -> float:

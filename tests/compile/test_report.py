@@ -58,7 +58,7 @@ def _alike(now: dict[str, Any], was: dict[str, Any]) -> bool:
     return exact and all(math.isclose(a, b, rel_tol=SLACK, abs_tol=0.01) for a, b in counted)
 
 
-# Of the roofline: 1,024 tokens behind, all experts hit; with FP8 where light says so the embedding is read once
+# Worked out independently, for 1,024 tokens behind and all experts hit; a light embedding is read once
 @pytest.mark.parametrize(
     ("checkpoint", "light", "card", "milliseconds"),
     [

@@ -174,6 +174,18 @@ def _larger(a, b):
     return tl.where(b > a, b, a)
 
 
+@triton.jit
+def _histogram(X, OUT, N: tl.constexpr, BINS: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(OUT + tl.arange(0, BINS), tl.histogram(tl.load(X + i), BINS, mask=i < N - 1))
+
+
+def test_a_histogram_counts_what_has_a_bin() -> None:
+    out = torch.empty(4, dtype=torch.int32)
+    _histogram[(1,)](torch.tensor([0, 3, 3, 4, 9, -1, 1, 1], dtype=torch.int32), out, 8, 4)
+    assert out.tolist() == [1, 1, 0, 2]
+
+
 def test_reductions_scans_and_histograms() -> None:
     x = random(8, 64, dtype=torch.float32, seed=6)
     x[1] = x[1, 0]  # a tie: the lowest index
@@ -225,6 +237,19 @@ def test_a_slice_does_not_open_its_neighbour() -> None:
     both, out = torch.ones(128, dtype=BF16), torch.empty(64, dtype=BF16)
     with pytest.raises(Exception, match="load: 64 of 64 active lanes out of bounds"):
         _copy[(2,)](both[:64], out, 128, 64, True, True)
+
+
+@triton.jit
+def _before(X, OUT):
+    tl.store(OUT, tl.load(X - 1))
+
+
+def test_a_lane_before_the_first_is_caught() -> None:
+    both, out = torch.ones(8), torch.empty(1)
+    with pytest.raises(
+        Exception, match="load: 1 of 1 active lanes out of bounds; the first, -1 elements past the start"
+    ):
+        _before[(1,)](both[4:], out)
 
 
 @triton.jit
