@@ -232,6 +232,7 @@ class DiffusionGemma:
             for i in range(len(config.layers))
         ]
         self._readers: list[Reader] = [*(layer.entrance for layer in self.layers), (self.norm, None)]
+        self._head: ops.Head | None = None
         self._rotary: dict[LayerConfig, tuple[tuple[int, int], Rotary]] = {}  # of the last pass: start, rows
 
     # ── the engine's verbs ──────────────────────────────────────────────────────────────────────────────────────
@@ -267,8 +268,9 @@ class DiffusionGemma:
         if not ops.fused(self.norm) or not isinstance(noise, PhiloxNoise) or isinstance(table, Nvfp4):
             return sampler.step(self, canvas, cache, config, noise)
         hidden = self.hidden(self.canvas_rows(canvas.next, canvas.signal), cache, causal=False)
-        head = ops.Head(table, self.config.softcap, self.embed_scale)
-        return sampler.step_on_kernels(canvas, hidden, head, config, noise)
+        if self._head is None:
+            self._head = ops.Head.of(table, self.config.softcap, self.embed_scale)
+        return sampler.step_on_kernels(canvas, hidden, self._head, config, noise)
 
     @torch.inference_mode()
     def first_bad_layer(self, canvas: Tensor, cache: Cache, signal: Tensor | None) -> str:

@@ -82,6 +82,7 @@ Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, d]
 WISHES = {
     "torch": "no kernel, but the twins",
     "fast-head": "logits and soft embedding in fp32 from one reading of the embedding, not with the reference's roundings",
+    "fp8-soft": "with an FP8 embedding, its soft embedding in FP8 too, from a second copy of the codes that lie across",
     "nvfp4-rows": "on a card that multiplies NVFP4 by NVFP4, rows in four bits too",
 }
 BLOCK_SCALED = (12, 0)  # tensor cores that take NVFP4 on both sides
@@ -261,7 +262,7 @@ class Sight:
     mask: Tensor | None = None
     span: Tensor | None = None
     window: int | None = None
-    reach: int = 0  # keys that a row may see at the most
+    reach: int = 0  # keys that a row may see at the most, rounded up to a power of two
 
 
 def sight(x: Tensor, memory: Memory, kind: Kind, causal: bool, window: int) -> Sight:
@@ -271,7 +272,10 @@ def sight(x: Tensor, memory: Memory, kind: Kind, causal: bool, window: int) -> S
         return Sight(mask=memory.mask(kind, rows, causal))
     slabs = _slabs(memory)
     own = window if kind == "sliding" else None
-    return Sight(span=slabs.span(kind, rows, causal), window=own, reach=slabs.reach(kind, rows))
+    reach = (
+        1 << (slabs.reach(kind, rows) - 1).bit_length()
+    )  # the splits follow from it, and each number is a compilation
+    return Sight(span=slabs.span(kind, rows, causal), window=own, reach=reach)
 
 
 def heads(
@@ -338,6 +342,14 @@ class Head:
     table: Tensor | Fp8  # [V, D]
     softcap: float
     scale: float  # of embeddings
+    across: "_vocabulary.Across | None" = None  # the codes of an FP8 table, turned
+
+    @classmethod
+    def of(cls, table: Tensor | Fp8, softcap: float, scale: float) -> "Head":
+        """To be made once: with `fp8-soft` it turns the codes, which takes as much memory again."""
+        if isinstance(table, Fp8) and "fp8-soft" in wishes():
+            return cls(table, softcap, scale, _vocabulary.transpose_codes(table))
+        return cls(table, softcap, scale)
 
 
 class FusedCanvas:
@@ -364,6 +376,7 @@ class FusedCanvas:
             state.key,
             reference="fast-head" not in wishes(),
             dtype=hidden.dtype,
+            across=head.across,
         )
         _canvas.update(state, end.draft, end.sampled, end.entropy, V, bound, confidence)
         return Ended(end.draft, end.entropy, state.accepted, state.canvas, state.flags, end.soft)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dgemma_local import ops
 from dgemma_local.card import Card, cards, host_memory
 from dgemma_local.checkpoint import Checkpoint
 from dgemma_local.config import ModelConfig
@@ -58,9 +59,12 @@ def plan_run(
     if vram is not None and not 0 <= vram < math.inf:
         raise UsageError(f"{vram} GB cannot be kept to", "give a number of GB from 0 on")
     layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
+    resident = dict(layout.resident)
+    if device == "cuda" and layout.held["embed_tokens"].form == "fp8" and "fp8-soft" in ops.wishes():
+        resident["embedding, turned", "fp8"] = config.vocab_size * config.hidden_size
     asked = estimate(
         config,
-        layout.resident,
+        resident,
         context=context or min(DEFAULT_CONTEXT, most),
         compute="fp32" if layout.held["norm"].dtype.itemsize > 2 else "bf16",
         device=device,

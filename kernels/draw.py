@@ -16,10 +16,12 @@ before the first exponential, and so is which tiles cannot win the race: none th
 Their words are not even drawn; where a row is sure of its id, that is most of them.
 
 Shapes    raw [T, ids], the model's dtype (reference) or fp32 (fast); peaks fp32 [T, blocks]; temperature fp32 [1].
-          fast: e^d in the model's dtype (an FP8 embedding's scale of that id multiplied in) goes to `weights`.
+          e^d, times an FP8 embedding's scale of that id, goes to `weights` where they are wanted: in the fast mode in the
+          model's dtype, for an embedding that lies across (`soft_fp8`) in E4M3, there of the rounded z in the reference mode.
 Precision everything in fp32. tanh 1.8 ulp, e^x 2 ulp, E 1.1 ulp: draft and sample are the twin's but for logits that
           differ by about an ulp of z. A tie goes to the lowest id: within a tile by comparing ids, between tiles too.
-Traffic   reference 2·T·V bytes in bf16, fast 4 in and 2 out for a logit, in the L2; statistics 28 bytes for every `span` ids.
+Traffic   reference 2·T·V bytes in bf16, fast 4 in and 2 out for a logit, in the L2; E4M3 weights are T·V more; statistics
+          28 bytes for every `span` ids.
 Grid      (rows / m, ids / span). Not in the product's epilogue: tried there, it ran at 255 registers and spilled.
 Source    noise.py, sampler.py; transformers 5.24 generation_diffusion_gemma.py.
 """
@@ -32,6 +34,7 @@ from torch import Tensor
 from dgemma_local.noise import FARTHEST, LANES, WORD, PhiloxNoise, Purpose, exponential_race
 
 from . import _philox
+from ._e4m3 import to_e4m3
 from ._launch import ADA, BLACKWELL, HOPPER, Cost, Gpu, Tile, Tiles, choose, gpu_of, launch
 from ._philox import Key
 from ._triton import tl, triton
@@ -157,6 +160,7 @@ def _draw(
     REFERENCE: tl.constexpr,
     STORE: tl.constexpr,
     E_SCALED: tl.constexpr,
+    CODES: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCKS: tl.constexpr,
     BM: tl.constexpr,
@@ -207,14 +211,15 @@ def _draw(
             powers = powers + (power,)  # type: ignore[assignment]  # noqa: RUF005  triton unpacks no tuple
             if REFERENCE:
                 apart = z.to(RAW.dtype.element_ty).to(tl.float32) - rounded_centre[:, None]
-                rounded_total += tl.exp2(apart * _LOG2E)
+                weight = tl.exp2(apart * _LOG2E)
+                rounded_total += weight
             if STORE:
-                out = weight
                 if E_SCALED:
-                    scale = tl.load(E_SCALE + tl.minimum(inside + j * _LANE, end - 1)).to(tl.float32)
-                    out = weight * scale[None, :]
+                    scale_at = inside + j * _LANE
+                    scale = tl.load(E_SCALE + (scale_at if EVEN else tl.minimum(scale_at, end - 1)))
+                    weight *= scale.to(tl.float32)[None, :]
                 stored = live[:, None] if EVEN else live[:, None] & valid
-                tl.store(out_at + j * _LANE, out.to(OUT.dtype.element_ty), stored)
+                tl.store(out_at + j * _LANE, to_e4m3(weight) if CODES else weight.to(OUT.dtype.element_ty), stored)
         ahead = tl.max(tl.max(best, 1) - centre, 0)
         if ahead > -_FARTHEST:
             group = (begin + tile * SPAN) // 4 + sub * G + lane
@@ -315,7 +320,7 @@ def draw(
 ) -> None:
     """Ids begin … end-1, the `chunk`-th run of them: raw [T, ≥ end - begin], peaks [T, their blocks] -> `parts`.
 
-    Into `weights` [T, ≥ end - begin], where given, go the exponentials, times `scale`. `begin` is a multiple of 128.
+    Into `weights` [T, ≥ end - begin], where given, go the exponentials, times `scale` [V]. `begin` is a multiple of 128.
     In the reference mode the sum of the rounded z's exponentials is taken too, and the one chunk is the vocabulary.
     """
     tile = tile or tile_for(reference, gpu_of(raw))
@@ -339,10 +344,10 @@ def draw(
         _draw, (-(-T // tile.m), tiles), raw, out, peaks, parts.centre, parts.statistic, parts.id, temperature,
         key.numbers, key.step, temperature if scale is None else scale, T, begin, end, chunk, parts.centre.shape[1],
         peaks.shape[1], parts.id.shape[2], before, raw.stride(0), out.stride(0), peaks.stride(0),
-        cost=lambda: draw_cost(T, ids, tiles, raw if reference else None),
+        cost=lambda: draw_cost(T, ids, tiles, reference, raw, weights),
         warps=tile.warps, stages=tile.stages, SOFTCAP=softcap, REFERENCE=reference, STORE=weights is not None,
-        E_SCALED=scale is not None, EVEN=ids % tile.k == 0, BLOCKS=1 << (peaks.shape[1] - 1).bit_length(),
-        BM=tile.m, G=tile.n, SPAN=tile.k,
+        E_SCALED=scale is not None, CODES=out.dtype == torch.float8_e4m3fn, EVEN=ids % tile.k == 0,
+        BLOCKS=1 << (peaks.shape[1] - 1).bit_length(), BM=tile.m, G=tile.n, SPAN=tile.k,
     )  # fmt: skip
 
 
@@ -360,6 +365,7 @@ def settle(parts: Parts, vocabulary: int, reference: bool) -> tuple[Drawn, Tenso
     return Drawn(draft, entropy, sampled), total
 
 
-def draw_cost(T: int, ids: int, tiles: int, raw: Tensor | None) -> Cost:
-    """Logits once, where they come from memory and not the L2; all rows and tiles draw."""
-    return Cost(T * ((0 if raw is None else ids * raw.element_size()) + 28 * tiles), T * ids * OPERATIONS)
+def draw_cost(T: int, ids: int, tiles: int, reference: bool, raw: Tensor, weights: Tensor | None) -> Cost:
+    """Logits in and weights out, where they go through memory and not the L2; all rows and tiles draw."""
+    each = raw.element_size() + (0 if weights is None else weights.element_size())
+    return Cost(T * ((ids * each if reference else 0) + 28 * tiles), T * ids * OPERATIONS)

@@ -83,6 +83,7 @@ def _logits(
     D: tl.constexpr,
     X_SCALED: tl.constexpr,
     E_SCALED: tl.constexpr,
+    UNIT_SCALES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -105,7 +106,12 @@ def _logits(
             e = tl.load(e_at, (step + k < D)[None, :], other=0.0)
         if E_SCALED and not X_SCALED:
             e = e.to(X.dtype.element_ty)
-        total = tl.dot(x, e.T, total, input_precision="ieee", max_num_imprecise_acc=BK)
+        if UNIT_SCALES:  # GeForce's sm_120 multiplies FP8 at the full rate only in its block-scaled form
+            x_unit = tl.full((BM, BK // 32), 127, tl.uint8)
+            e_unit = tl.full((BN, BK // 32), 127, tl.uint8)
+            total = tl.dot_scaled(x, x_unit, "e4m3", e.T, e_unit, "e4m3", total)
+        else:
+            total = tl.dot(x, e.T, total, input_precision="ieee", max_num_imprecise_acc=BK)
         x_at += BK
         e_at += BK
     if X_SCALED:
@@ -193,6 +199,7 @@ def logits(
         D=D,
         X_SCALED=isinstance(hidden, Fp8),
         E_SCALED=isinstance(E, Fp8),
+        UNIT_SCALES=isinstance(hidden, Fp8) and gpu_of(hidden.codes).capability >= (12, 0),
         BM=tile.m,
         BN=tile.n,
         BK=tile.k,

@@ -48,9 +48,8 @@ class Pairs:
 
     def summed(self) -> Tensor:
         """[T, D] of y's dtype: the sum in fp32 or wider, rounded once."""
-        wide = torch.promote_types(self.y.dtype, torch.float32)
-        by_row = self.y.view(*self.weights.shape, -1).to(wide)
-        return (by_row * self.weights.to(wide)[..., None]).sum(-2).to(self.y.dtype)
+        by_row = self.y.view(*self.weights.shape, -1)  # times fp32 weights: no copy of its own, in fp32, before the product
+        return (by_row * self.weights[..., None]).sum(-2).to(self.y.dtype)
 
 
 # ── twins: differentiable, any leading axes ───────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ Traffic   E once, p once, the parts out (by chunks: out and in, through the L2).
           bytes each; p made on the way into the product instead would be made anew for every 128 columns, 22 times.
 Grid      (row tiles × column tiles, splits): 256 × 2,816 in tiles of 128 are 44, so the vocabulary is split to fill the
           card. FP8 codes lie along D, across what the product sums over: lanes pick single bytes and widen them, 8
-          instructions an mma on sm_89 and sm_120, whose bf16 mma takes 32 cycles.
+          instructions an mma on sm_89 and sm_120, whose bf16 mma takes 32 cycles. `soft_fp8` turns them once instead.
 Source    transformers 5.24 modeling_diffusion_gemma.py: the self-conditioning signal.
 """
 
@@ -161,7 +161,18 @@ def _probabilities(
 
 @triton.jit
 def _combine(
-    PART, TOTAL, OUT, rows, splits, scale, D: tl.constexpr, REFERENCE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    PART,
+    TOTAL,
+    UNIT,
+    OUT,
+    rows,
+    splits,
+    scale,
+    D: tl.constexpr,
+    REFERENCE: tl.constexpr,
+    IN_UNITS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
 ):
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     column = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -176,6 +187,8 @@ def _combine(
     if REFERENCE:
         soft = total.to(OUT.dtype.element_ty).to(tl.float32) * scale
     else:
+        if IN_UNITS:
+            scale *= tl.load(UNIT)
         soft = total * (scale / tl.load(TOTAL + row))[:, None]
     tl.store(OUT + at, soft.to(OUT.dtype.element_ty), live)
 
@@ -256,14 +269,16 @@ def weigh(
     )  # fmt: skip
 
 
-def combine(sums: Tensor, total: Tensor, scale: float, dtype: torch.dtype, reference: bool) -> Tensor:
-    """sums [splits, T, D], total [T] -> soft [T, D]. In the reference mode p was divided by the total before."""
+def combine(
+    sums: Tensor, total: Tensor, scale: float, dtype: torch.dtype, reference: bool, unit: Tensor | None = None
+) -> Tensor:
+    """sums [splits, T, D] in units of `unit`, total [T] -> soft [T, D]. `reference`: p was divided by the total before."""
     (splits, T, D), t = sums.shape, COMBINED
     out = torch.empty(T, D, dtype=dtype, device=sums.device)
     launch(
-        _combine, (-(-T // t.m), -(-D // t.n)), sums, total, out, T, splits, scale,
+        _combine, (-(-T // t.m), -(-D // t.n)), sums, total, total if unit is None else unit, out, T, splits, scale,
         cost=lambda: Cost(T * D * (4 * splits + out.element_size()), T * D * splits),
-        warps=t.warps, stages=t.stages, D=D, REFERENCE=reference, BM=t.m, BN=t.n,
+        warps=t.warps, stages=t.stages, D=D, REFERENCE=reference, IN_UNITS=unit is not None, BM=t.m, BN=t.n,
     )  # fmt: skip
     return out
 

@@ -338,7 +338,7 @@ def describe(launch: Launch, artefact: Artefact, card: str, lasting: frozenset[i
         "shared": artefact.shared,
         "bytes": launch.cost.bytes,
         "flops": launch.cost.flops,
-        "mma": " ".join(sorted({o.split(".")[0] for o in artefact.mma})),
+        "mma": " ".join(sorted({re.split(r"\.\d", o)[0] for o in artefact.mma})),
         "per_mma": round(sum(done.values()) / mma, 2) if mma else None,
         "per_byte": round(sum(done.values()) / max(launch.cost.bytes, 1), 3),
         "limits": {k: float(f"{v:.3g}") for k, v in predicted.limits.items() if v * 20 > predicted.us},
@@ -368,6 +368,13 @@ kernel that is slow here is slow on a card, one that is fast here may still be s
 256 rows behind 1,024 committed tokens, all launches one after another, in milliseconds: *predicted* / floor. The floor is
 what the bytes and flops of the step take if they overlapped perfectly and nothing were moved twice. *Light*: attention,
 dense MLP and embedding in FP8, whatever the checkpoint stores.
+"""
+
+WHY = """The one that loses the most beyond the time of its bytes. *Tensor cores*: 256 rows make a dense matrix a matter of
+flops, not of bytes, in bf16 and in NVFP4, whose product is a bf16 product; and where the programs do not divide evenly
+among the processors, the last ones leave most of the card idle. *Shared memory*, of NVFP4 experts on an H200: weights are
+decoded in registers and must pass through shared memory to get into the tensor cores' order, which takes longer than
+reading them does from so fast a memory; on the other two cards it hides behind the reading.
 """
 
 METHOD = """
@@ -409,12 +416,7 @@ def _steps_table(stored: Mapping[str, Any]) -> str:
 
 def _worst(stored: Mapping[str, Any]) -> str:
     """Of each step the kernel that loses the most beyond its bytes."""
-    text = [
-        "## The worst kernel of each step",
-        "",
-        "By the time it takes beyond that of its bytes; the limit is what holds it.",
-        "",
-    ]
+    text = ["## The worst kernel of each step", "", WHY]
     text += ["| step | card | kernel | ms a step | of its bytes alone | limit |", "|---|---|---|---|---|---|"]
     for checkpoint, light, card in wanted():
         step = steps.name(checkpoint, light)

@@ -328,12 +328,14 @@ def _() -> None:
 # the vocabulary: logits, draw, soft embedding
 
 
-def _vocabulary(hidden: Tensor | Fp8, embedding: Tensor | Fp8, reference: bool) -> None:
+def _vocabulary(hidden: Tensor | Fp8, embedding: Tensor | Fp8, reference: bool, across: bool = False) -> None:
     from dgemma_local.kernels._philox import Key
+    from dgemma_local.kernels.soft_fp8 import Across
     from dgemma_local.kernels.vocabulary import vocabulary_step
 
     key = Key(meta(3, dtype=INT32), meta(1, dtype=INT32))
-    vocabulary_step(hidden, embedding, SOFTCAP, meta(1, dtype=FP32), 53.0, key, reference)
+    codes = Across(meta(D, VOCABULARY, dtype=E4M3), meta(VOCABULARY), meta(1, dtype=FP32)) if across else None
+    vocabulary_step(hidden, embedding, SOFTCAP, meta(1, dtype=FP32), 53.0, key, reference, across=codes)
 
 
 @configuration("vocabulary/reference", WARPGROUPS)
@@ -350,6 +352,12 @@ def _() -> None:
 @configuration("vocabulary/fast fp8", FP8_MMA)
 def _() -> None:
     _vocabulary(fp8_rows(CANVAS, D), fp8(VOCABULARY, D), False)
+
+
+@configuration("vocabulary/fp8 across", FP8_MMA)
+def _() -> None:
+    for reference in (True, False):
+        _vocabulary(fp8_rows(CANVAS, D), fp8(VOCABULARY, D), reference, across=True)
 
 
 # whole steps: what production launches, whatever the lines above forgot

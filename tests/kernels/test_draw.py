@@ -71,6 +71,26 @@ def test_statistics_and_race(T: int, V: int, chunk: int | None, dtype: torch.dty
     assert torch.equal(twin.sampled, exponential_race(z, variates))
 
 
+@pytest.mark.parametrize("reference", [True, False])
+@pytest.mark.parametrize(("V", "scaled"), [(512, False), (700, True)])
+def test_weights(V: int, scaled: bool, reference: bool) -> None:
+    """e^(z - centre), of the rounded z in the reference mode, in E4M3 or the model's dtype, times the ids' factors."""
+    raw = (torch.randn(12, V, generator=torch.Generator().manual_seed(V)) * 12).to(torch.bfloat16)
+    factor = (torch.rand(V, generator=torch.Generator().manual_seed(1)) * 224 + 224).to(torch.bfloat16)
+    peaks = torch.stack([block.float().amax(-1) for block in raw.split(128, -1)], -1)
+    z = scaled_twin(raw, CAP, torch.tensor([0.6]))
+    z = z.to(torch.bfloat16).float() if reference else z
+    want = (z - z.amax(-1, keepdim=True)).exp() * (factor.float() if scaled else 1)
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        parts, out = Parts.empty(12, 1, 3, 3, raw.device), torch.empty(12, V + 16, dtype=dtype)
+        scale, tile = factor if scaled else None, Tile(16, 64, 512, 4, 1)
+        draw(raw, peaks, out, scale, CAP, torch.tensor([0.6]), key(), parts, 0, V, 0, reference, tile)
+        assert out[:, V:].isnan().all()  # nothing past the end is touched
+        ours, rounded = out[:, :V].double(), want.to(dtype).double()
+        assert (ours == rounded).double().mean() > 0.998
+        torch.testing.assert_close(ours, rounded, rtol=0.13 if dtype == torch.float8_e4m3fn else 8e-3, atol=2**-9)
+
+
 def test_every_id_can_win() -> None:
     """Equal logits: the race is the smallest variate alone, and over 1,500 draws each of 160 ids wins some, none past them."""
     raw = torch.zeros(500, 160)

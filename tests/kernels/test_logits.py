@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dgemma_local.kernels._launch import Tile
+from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Tile, gpu_of, recording
 from dgemma_local.kernels.logits import Rows, logits, logits_twin
 from near import assert_near, assert_no_worse
 from torch import Tensor
@@ -67,6 +67,22 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     packed = quantise_fp8(E.float())
     ours, _ = run(hidden, packed, 0, 70, dtype, resident=False)
     assert_near(ours, logits_twin(hidden, packed, dtype), *((2, 0.99) if dtype == torch.float16 else (64, 0.0)))
+
+
+def test_unit_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sm_120 multiplies FP8: the same sums."""
+    hidden, E = fp8_rows(rows(17, 80, torch.bfloat16, 7)), quantise_fp8(rows(70, 80, torch.bfloat16, 8))
+    monkeypatch.setattr("dgemma_local.kernels.logits.gpu_of", lambda _: BLACKWELL)
+    ours, _ = run(hidden, E, 0, 70, torch.bfloat16, resident=False)
+    assert_near(ours, logits_twin(hidden, E, torch.bfloat16))
+    meta = {"device": "meta"}
+    for gpu in (ADA, HOPPER, BLACKWELL):
+        with recording(gpu) as launches:
+            monkeypatch.setattr("dgemma_local.kernels.logits.gpu_of", gpu_of)
+            for x in (Fp8.empty((8, 64), torch.float32, **meta), torch.empty(8, 64, dtype=torch.bfloat16, **meta)):
+                out, peaks = torch.empty(8, 300, dtype=torch.bfloat16, **meta), torch.empty(8, 3, **meta)
+                logits(x, Fp8.empty((300, 64), **meta), out, peaks, 0, 300)
+        assert [x.constants["UNIT_SCALES"] for x in launches] == [gpu == BLACKWELL, False]
 
 
 def test_the_cards_own_tile() -> None:

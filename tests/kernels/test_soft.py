@@ -32,6 +32,8 @@ def test_runs_of_ids_in_splits(T: int, V: int, D: int, begin: int, end: int, spl
     out = combine(sums, ones, 1.5, torch.bfloat16, reference=True)
     assert_near(out, sums.sum(0).to(torch.bfloat16) * 1.5)
     assert_near(combine(sums, ones * 4, 2.0, torch.float32, reference=False), sums.sum(0) / 2, 4, 0.0)
+    units = torch.tensor([2.0**-5])
+    assert_near(combine(sums, ones * 4, 2.0, torch.float32, reference=False, unit=units), sums.sum(0) / 64, 4, 0.0)
 
 
 def test_chunks_add_up_under_a_rising_maximum() -> None:

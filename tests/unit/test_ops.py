@@ -5,13 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import published
 import pytest
 import torch
 from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Gpu, Tile, choose, recording
 from torch import Tensor
 
 from dgemma_local import ops, quant
+from dgemma_local.cache import Cache, Room
+from dgemma_local.card import Card
+from dgemma_local.checkpoint import Checkpoint
+from dgemma_local.config import load_model_config
 from dgemma_local.errors import UsageError
+from dgemma_local.layout import Options
+from dgemma_local.planning import plan_run
 
 CPU = torch.device("cpu")
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -141,6 +148,41 @@ events = list(session.answer([{{"role": "user", "content": "Spell dog."}}], seed
 print(INSTALLED, session.slow_because, isinstance(events[-1], Finished), events[-1].reason, sep="; ")
 """
     assert python(program, TRITON_INTERPRET="1") == "False; triton is not installed; True; end"
+
+
+@torch.no_grad()
+def test_a_growing_context_takes_few_compilations() -> None:
+    config = load_model_config(Path(__file__).parent.parent / "golden" / "tiny")
+    cache = Cache(config, torch.bfloat16, "meta")
+    cache.reserve(Room(context=10_000, rows=12, slack=12))
+    reaches = set()
+    with recording(ADA):
+        for length in range(0, 9_000, 12):
+            cache.length = length
+            for kind in config.rope:
+                sight = ops.sight(torch.empty(12, 32, device="meta"), cache, kind, False, config.sliding_window)
+                assert sight.reach >= cache.reach(kind, 12)
+                reaches.add(sight.reach)
+    assert len(reaches) <= 12
+
+
+def test_a_turned_embedding_is_made_and_planned_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = published.real_config(tmp_path)
+    checkpoint = Checkpoint(tmp_path, published.tensors("redhat-nvfp4"), published.QUANTISATION["redhat-nvfp4"])
+    card = Card(index=0, name="RTX 4090", uuid="GPU-0", total=24 * 10**9, free=24 * 10**9)
+
+    def planned(*, fp8: bool) -> int:
+        options = Options(fp8_embedding=fp8)
+        return plan_run(checkpoint, config, options, device="cuda", card=card).estimate.weights
+
+    plain, fp8 = planned(fp8=False), planned(fp8=True)
+    monkeypatch.setenv("DGEMMA_OPS", "fp8-soft")
+    turned = config.vocab_size * config.hidden_size
+    assert planned(fp8=False) == plain and planned(fp8=True) == fp8 + turned
+    across = ops.Head.of(quant.Fp8.empty((config.vocab_size, config.hidden_size), device="meta"), 30.0, 53.0).across
+    assert across is not None and across.nbytes == pytest.approx(turned, rel=1e-3)
 
 
 def test_the_twins_of_a_linear_are_quant_s_own() -> None:

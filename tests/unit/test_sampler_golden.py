@@ -16,7 +16,7 @@ from dgemma_local.engine import Conversation
 from dgemma_local.events import CanvasCommitted, Finished
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
-from dgemma_local.noise import TorchNoise
+from dgemma_local.noise import Noise, TorchNoise
 from dgemma_local.sampler import Canvas
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -150,6 +150,9 @@ class Says:
 
     def encode(self, ids: Tensor, cache: "Says") -> None:
         pass
+
+    def advance(self, canvas: Canvas, cache: "Says", config: GenerationConfig, noise: Noise) -> Canvas:
+        return sampler.step(self, canvas, cache, config, noise)
 
     def denoise(self, canvas: Tensor, cache: "Says", previous: Tensor | None) -> Tensor:
         return 30.0 * torch.nn.functional.one_hot(torch.tensor(self.tokens), 128).float()
