@@ -1,18 +1,23 @@
 """What the linears share: which part of the product a program makes, and how the parts of a sum become one.
 
-    out [T, N] = x [T, K] · w [N, K]ᵀ          ┌ tile 0 ┬ tile 1 ┬ …    a program: m rows, n columns, one split of K
-    gated: out [T, N/2] = gelu(gate) · up      ├ tile m ┼ …             programs side by side share w's rows, not x's
+    out [T, N] = x [T, K] · w [N, K]ᵀ          steps of K, tile after tile: those of the same columns one after another
+    gated: out [T, N/2] = gelu(gate) · up      │ tile 0    │ tile 1    │ tile 2    │ …
+                                               └ program 0 ─┴─ program 1 ─┴─ program 2 ─┴ …
 
 Gated     Rows of w are taken in the order gate 0, up 0, gate 1, up 1, …, so that the two factors of an output are
           neighbours in the registers of one thread; the loop over K does not know.
-Splits    256 rows and 2,816 columns make 44 tiles of 128 × 128, a card has 128 … 170 processors: K is cut in parts. Each
-          program leaves its part in memory and counts itself; who counts last adds all parts, in the order of the
-          splits, so that the result does not depend on who that is. It leaves the counter as it found it, at 0.
+Shares    256 rows and 2,816 columns make 44 tiles of 128 × 128, a card has 128 … 170 processors. So the steps of all
+          tiles are dealt out in one row, and each processor's program takes as many as the others, wherever that cuts a
+          tile. A program that has not the whole of a tile leaves its part in memory and counts itself there; who counts
+          last adds all parts, in the order of K, so that the result does not depend on who that is. It leaves the counter
+          as it found it, at 0. Nobody waits. Where tiles fill the card as they are, each program has one.
+Source    Osama et al. 2023, Stream-K: work-centric parallel decomposition for dense matrix multiplication (PPoPP).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,22 +26,36 @@ from torch import Tensor
 from ._launch import Gpu, Tile, choose, gpu_of
 from ._triton import tl, triton
 
-MOST_SPLITS = 8
-# What a program does beside its loop, in columns of K: fill the pipeline, store; and, of a split, also write its part and
-# read the others'. Estimated from bytes, not measured.
-OVERHEAD, SPLIT_OVERHEAD = 192, 256
 COUNTERS = 4096
+# A product's time is reckoned in a processor's cycles. Datasheets' rates, by capability, of bytes of K multiplied for an
+# output: bf16 and FP8 are alike then. (A 5090's FP8 is faster, up to 958; for the choice 512 will do.)
+MULTIPLIED = {(8, 9): 512, (9, 0): 4096, (12, 0): 512}
+L2_BYTES = 64
+# Cycles without an mma, estimated: of a piece, until its first operands are there, two trips to memory; of a step, two
+# barriers and the way from shared memory into registers.
+FILL, PAUSE = 1500, 100
 
 _MINUS_2_SQRT_2_PI = tl.constexpr(-1.5957691216057308)  # −2 √(2/π)
 _CUBIC = tl.constexpr(0.044715)
 
 
 @triton.jit
-def place(T, BM: tl.constexpr, BN: tl.constexpr):
-    """This program's tile: its number, first row, first column. The tiles of the same columns run side by side."""
-    tile = tl.program_id(0)
+def share(T, N: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """[first, last) of the steps of all tiles that this program has: one tile's, or as many as every other program."""
+    program = tl.program_id(0)
+    if SHARED:
+        programs = tl.num_programs(0)
+        steps = tl.cdiv(T, BM) * tl.cdiv(N, BN) * STEPS
+        return program * steps // programs, (program + 1) * steps // programs
+    return program * STEPS, (program + 1) * STEPS
+
+
+@triton.jit
+def place(tile, begin, end, T, STEPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """First row and first column of a tile, and [first, last) of its steps that lie within begin … end-1 of all."""
     tall = tl.cdiv(T, BM)
-    return tile, (tile % tall) * BM, (tile // tall) * BN
+    first, last = tl.maximum(begin - tile * STEPS, 0), tl.minimum(end - tile * STEPS, STEPS)
+    return (tile % tall) * BM, (tile // tall) * BN, first, last
 
 
 @triton.jit
@@ -51,29 +70,29 @@ def weight_rows(first, N: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr):
 
 
 @triton.jit
-def steps(STEPS: tl.constexpr, SPLITS: tl.constexpr):
-    """[first, last) of the loop's steps that this program's split has."""
-    each: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
-    first = tl.program_id(1) * each
-    return first, tl.minimum(first + each, STEPS)
+def total(acc, PARTS, COUNTS, tile, first, last, T, N: tl.constexpr, STEPS: tl.constexpr):
+    """The sum over all steps of the tile, of which acc has first … last-1; and whether this program is the one that has it.
 
-
-@triton.jit
-def total(acc, PARTS, COUNTS, tile, SPLITS: tl.constexpr):
-    """The sum over all splits, and whether this program is the one that has it."""
-    BM: tl.constexpr = acc.shape[0]
-    BN: tl.constexpr = acc.shape[1]
-    at = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-    parts = PARTS + tile * (SPLITS * BM * BN)
-    tl.store(parts + tl.program_id(1) * (BM * BN) + at, acc)
-    tl.debug_barrier()  # all warps' parts are written before one thread says so
-    last = tl.atomic_add(COUNTS + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-    if last:
-        acc = tl.zeros((BM, BN), tl.float32)
-        for split in range(SPLITS):
-            acc += tl.load(parts + split * (BM * BN) + at, cache_modifier=".cg")  # .cg: not from a stale L1
-        tl.atomic_xchg(COUNTS + tile, 0)
-    return acc, last
+    Each further piece is of the next program, or of the next tile, or of both: program + tile numbers them all.
+    """
+    whole = True
+    if last - first < STEPS:
+        BM: tl.constexpr = acc.shape[0]
+        BN: tl.constexpr = acc.shape[1]
+        part = PARTS + tile * (BM * BN) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        programs = tl.num_programs(0)
+        steps = tl.cdiv(T, BM) * tl.cdiv(N, BN) * STEPS
+        one = ((tile * STEPS + 1) * programs - 1) // steps  # program of the tile's first step
+        end = ((tile + 1) * STEPS * programs - 1) // steps + 1
+        tl.store(part + tl.program_id(0) * (BM * BN), acc)
+        tl.debug_barrier()  # all warps' parts are written before one thread says so
+        whole = tl.atomic_add(COUNTS + tile, 1, sem="acq_rel", scope="gpu") == end - one - 1
+        if whole:
+            acc = tl.zeros((BM, BN), tl.float32)
+            for program in range(one, end):
+                acc += tl.load(part + program * (BM * BN), cache_modifier=".cg")  # .cg: not from a stale L1
+            tl.atomic_xchg(COUNTS + tile, 0)
+    return acc, whole
 
 
 @triton.jit
@@ -88,7 +107,7 @@ def gelu_tanh(x):
 
 
 @triton.jit
-def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr, last):
+def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr):
     """acc [BM, BN] fp32 from first row `row` and first column `column` on, gated or as it is, rounded to OUT's dtype."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
@@ -103,7 +122,7 @@ def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr, last):
     else:
         out = acc
         columns = column + tl.arange(0, BN)[None, :]
-    live = (rows < T) & (columns < WIDTH) & last
+    live = (rows < T) & (columns < WIDTH)
     tl.store(OUT + rows.to(tl.int64) * WIDTH + columns, out.to(OUT.dtype.element_ty), live)
 
 
@@ -113,13 +132,13 @@ class Job:
 
     capability: tuple[int, int]
     tile: Tile
-    splits: int
-    grid: tuple[int, int]
-    memory: tuple[Tensor, Tensor]  # the parts of sums and the counters; without splits nobody looks
+    shared: bool  # tiles between programs
+    grid: tuple[int]
+    memory: tuple[Tensor, Tensor]  # the parts of sums and the counters; where no tile is shared nobody looks
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"SPLITS": self.splits, "BM": self.tile.m, "BN": self.tile.n, "BK": self.tile.k}
+        return {"SHARED": self.shared, "BM": self.tile.m, "BN": self.tile.n, "BK": self.tile.k}
 
 
 def job(
@@ -129,40 +148,69 @@ def job(
     N: int,
     K: int,
     tile: Tile | None = None,
-    splits: int | None = None,
+    programs: int | None = None,
 ) -> Job:
     """The launch of x [T, K] times [N, K]ᵀ, by the best of the capability's tiles or by a given one."""
     gpu = gpu_of(x)
     candidates: Any = (tile,) if tile else choose(tiles, gpu)
-    tile, parts = plan(candidates, T, N, K, gpu)
-    parts = splits or parts
-    grid = _cdiv(T, tile.m) * _cdiv(N, tile.n), parts
-    if grid[0] > COUNTERS:
-        raise ValueError(f"_gemm: {grid[0]} tiles of {tile}, counters for {COUNTERS}")
+    tile, planned = plan(candidates, T, N, K, x.shape[1] * x.element_size(), gpu)
+    count, steps = _tiles(tile, T, N), _cdiv(K, tile.k)
+    programs = min(programs or planned, count * steps)
     counts = counters(x.device)
-    memory = counts if parts == 1 else x.new_empty(*grid, tile.m, tile.n, dtype=torch.float32)
-    return Job(gpu.capability, tile, parts, grid, (memory, counts))
+    if programs == count:
+        return Job(gpu.capability, tile, False, (count,), (counts, counts))
+    if not _shareable(count, steps, programs):
+        raise ValueError(f"_gemm: {count} tiles of {tile}, {steps} steps each, between {programs} programs")
+    parts = x.new_empty(count + programs - 1, tile.m, tile.n, dtype=torch.float32)
+    return Job(gpu.capability, tile, True, (programs,), (parts, counts))
 
 
 @cache
-def plan(tiles: tuple[Tile, ...], T: int, N: int, K: int, gpu: Gpu) -> tuple[Tile, int]:
-    """The tile and the number of splits that keep the card's processors busiest, by the time of the busiest one."""
-    choices = [(_time(t, s, T, N, K, gpu), i, s) for i, t in enumerate(tiles) for s in _splits(t, K)]
-    _, i, splits = min(choices)
-    return tiles[i], splits
+def plan(tiles: tuple[Tile, ...], T: int, N: int, K: int, row_bytes: int, gpu: Gpu) -> tuple[Tile, int]:
+    """The tile and the number of programs, one a tile or one a processor, by the time of the busiest processor."""
+    times = [
+        (_time(tile, programs, T, N, K, row_bytes, gpu), i, programs)
+        for i, tile in enumerate(tiles)
+        for programs in _programs(tile, T, N, K, gpu)
+    ]
+    _, i, programs = min(times)
+    return tiles[i], programs
 
 
-def _splits(tile: Tile, K: int) -> list[int]:
-    """Numbers of splits of which none is empty."""
-    count = _cdiv(K, tile.k)
-    return [s for s in range(1, MOST_SPLITS + 1) if (s - 1) * _cdiv(count, s) < count]
+def _programs(tile: Tile, T: int, N: int, K: int, gpu: Gpu) -> tuple[int, ...]:
+    count, steps = _tiles(tile, T, N), _cdiv(K, tile.k)
+    shared = min(gpu.processors, count * steps)
+    return (count, shared) if _shareable(count, steps, shared) else (count,)
 
 
-def _time(tile: Tile, splits: int, T: int, N: int, K: int, gpu: Gpu) -> int:
-    """Multiplications of the busiest processor, with its overheads in the same unit."""
-    programs = _cdiv(T, tile.m) * _cdiv(N, tile.n) * splits
-    steps = _cdiv(_cdiv(K, tile.k), splits) * tile.k + OVERHEAD + (SPLIT_OVERHEAD if splits > 1 else 0)
-    return _cdiv(programs, gpu.processors) * steps * tile.m * tile.n
+def _shareable(count: int, steps: int, programs: int) -> bool:
+    """Each tile has a counter, and the kernel's int32 hold the shares' bounds."""
+    return count <= COUNTERS and (programs + 1) * count * steps < 2**31
+
+
+def _time(tile: Tile, programs: int, T: int, N: int, K: int, row_bytes: int, gpu: Gpu) -> float:
+    """Cycles of the busiest processor: its steps; for each piece of a tile the fill; for each part, one written, one read."""
+    steps, count = _cdiv(K, tile.k), _tiles(tile, T, N)
+    rate = MULTIPLIED[max((c for c in MULTIPLIED if c <= gpu.capability), default=min(MULTIPLIED))]
+    deep = tile.k * row_bytes / K
+    step = max(tile.m * tile.n * deep / rate, (tile.m + tile.n) * deep / L2_BYTES) + PAUSE
+    if programs == count:
+        return _cdiv(count, gpu.processors) * (steps * step + FILL)
+    exchange = 2 * 4 * tile.m * tile.n / L2_BYTES
+    bounds = [program * count * steps // programs for program in range(programs + 1)]
+    return max(
+        (end - begin) * step + (_cdiv(end, steps) - begin // steps) * FILL + _parts(begin, end, steps) * exchange
+        for begin, end in pairwise(bounds)
+    )
+
+
+def _parts(begin: int, end: int, steps: int) -> int:
+    """How many tiles have some of their steps within begin … end-1, and others not."""
+    return sum(not begin <= tile * steps <= end - steps for tile in {begin // steps, (end - 1) // steps})
+
+
+def _tiles(tile: Tile, T: int, N: int) -> int:
+    return _cdiv(T, tile.m) * _cdiv(N, tile.n)
 
 
 @cache

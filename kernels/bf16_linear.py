@@ -7,7 +7,7 @@ Shapes    x [T, K], w [N, K], both of one dtype, contiguous.
 Precision Sums in fp32, rounded once; gated: gate and up each rounded, gelu rounded, the product rounded, as eager does.
 Traffic   w once, x and out once: 2·(N·K + T·K + T·N) bytes. At 256 rows 234 multiplications a byte: the tensor cores of
           an RTX 4090 take 1.4 times as long as its memory.
-Grid      _gemm.py: tiles, side by side over the rows, times splits of K.
+Grid      _gemm.py: tiles, or shares of all their steps where tiles do not fill the card.
 Source    torch.nn.functional.linear; ops.gated_gelu.
 """
 
@@ -47,50 +47,52 @@ def _bf16_linear(
     N: tl.constexpr,
     K: tl.constexpr,
     GATED: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    tile, row, column = _gemm.place(T, BM, BN)
-    rows = tl.minimum(row + tl.arange(0, BM), T - 1)  # past the end the last one again, never stored
+    STEPS: tl.constexpr = (K + BK - 1) // BK
     ks = tl.arange(0, BK)
-    first, last = _gemm.steps((K + BK - 1) // BK, SPLITS)
-    x_at = X + rows[:, None] * K + first * BK + ks[None, :]
-    w_at = W + _gemm.weight_rows(column, N, BN, GATED)[:, None] * K + first * BK + ks[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(first, last):
-        if K % BK:
-            live = (step * BK + ks < K)[None, :]
-            x, w = tl.load(x_at, live, other=0.0), tl.load(w_at, live, other=0.0)
-        else:
-            x, w = tl.load(x_at), tl.load(w_at)
-        acc = tl.dot(x, w.T, acc, input_precision="ieee")
-        x_at += BK
-        w_at += BK
-    has_sum = True
-    if SPLITS > 1:
-        acc, has_sum = _gemm.total(acc, PARTS, COUNTS, tile, SPLITS)
-    _gemm.store(acc, OUT, row, column, T, N, GATED, has_sum)
+    begin, end = _gemm.share(T, N, STEPS, SHARED, BM, BN)
+    for tile in range(begin // STEPS, (end + STEPS - 1) // STEPS):
+        row, column, first, last = _gemm.place(tile, begin, end, T, STEPS, BM, BN)
+        rows = tl.minimum(row + tl.arange(0, BM), T - 1)  # past the end the last one again, never stored
+        x_at = X + rows[:, None] * K + ks[None, :]
+        w_at = W + _gemm.weight_rows(column, N, BN, GATED)[:, None] * K + ks[None, :]
+        acc = tl.zeros((BM, BN), tl.float32)
+        for step in range(first, last):
+            k = step * BK
+            if K % BK:
+                live = (k + ks < K)[None, :]
+                x, w = tl.load(x_at + k, live, other=0.0), tl.load(w_at + k, live, other=0.0)
+            else:
+                x, w = tl.load(x_at + k), tl.load(w_at + k)
+            acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        whole = True
+        if SHARED:
+            acc, whole = _gemm.total(acc, PARTS, COUNTS, tile, first, last, T, N, STEPS)
+        if whole:
+            _gemm.store(acc, OUT, row, column, T, N, GATED)
 
 
-def bf16_linear(x: Tensor, w: Tensor, tile: Tile | None = None, splits: int | None = None) -> Tensor:
+def bf16_linear(x: Tensor, w: Tensor, tile: Tile | None = None, programs: int | None = None) -> Tensor:
     """x [T, K], w [N, K] -> [T, N]."""
-    return _product("bf16_linear", x, w, False, tile, splits)
+    return _product("bf16_linear", x, w, False, tile, programs)
 
 
-def bf16_gated(x: Tensor, w: Tensor, tile: Tile | None = None, splits: int | None = None) -> Tensor:
+def bf16_gated(x: Tensor, w: Tensor, tile: Tile | None = None, programs: int | None = None) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F]."""
-    return _product("bf16_gated", x, w, True, tile, splits)
+    return _product("bf16_gated", x, w, True, tile, programs)
 
 
-def _product(name: str, x: Tensor, w: Tensor, gated: bool, tile: Tile | None, splits: int | None) -> Tensor:
+def _product(name: str, x: Tensor, w: Tensor, gated: bool, tile: Tile | None, programs: int | None) -> Tensor:
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or (gated and w.shape[0] % 2):
         raise ValueError(f"{name}: x {tuple(x.shape)}, w {tuple(w.shape)}")
     if x.dtype != w.dtype or not (x.is_contiguous() and w.is_contiguous()):
         raise ValueError(f"{name}: x {x.dtype} {x.stride()}, w {w.dtype} {w.stride()}: one dtype, contiguous")
     (T, K), N = x.shape, w.shape[0]
-    job = _gemm.job(TILES, x, T, N, K, tile, splits)
+    job = _gemm.job(TILES, x, T, N, K, tile, programs)
     out = x.new_empty(T, N // 2 if gated else N)
     launch(
         _bf16_linear,

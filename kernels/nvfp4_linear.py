@@ -10,7 +10,7 @@ Traffic   w once, x and out once: (9/16)·N·K + 2·T·K + 2·T·N bytes. At 256
           the tensor cores, which do bf16 here: NVFP4 halves a dense layer's memory against FP8, not its time.
 Decode    By the program, once a tile: 2.6 instructions a weight (_e2m1.py), through shared memory (`once`). In the
           operand's registers every warp would decode what others have too: 9 instructions an mma instead of 3.5 … 4.7.
-Grid      _gemm.py: tiles, side by side over the rows, times splits of K.
+Grid      _gemm.py: tiles, or shares of all their steps where tiles do not fill the card.
 Source    compressed-tensors' NVFP4A16; vLLM's Marlin path does the same arithmetic.
 """
 
@@ -72,53 +72,54 @@ def _nvfp4_linear(
     END_0: tl.constexpr,
     END_1: tl.constexpr,
     DIVIDES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    tile, row, column = _gemm.place(T, BM, BN)
-    rows = tl.minimum(row + tl.arange(0, BM), T - 1)  # past the end the last one again, never stored
-    columns = _gemm.weight_rows(column, N, BN, GATED)
+    STEPS: tl.constexpr = (K + BK - 1) // BK
     ks, halves, groups = tl.arange(0, BK), tl.arange(0, BK // 2), tl.arange(0, BK // 16)
-    first, last = _gemm.steps((K + BK - 1) // BK, SPLITS)
-    x_at = X + rows[:, None] * K + first * BK + ks[None, :]
-    packed_at = PACKED + columns[:, None] * (K // 2) + first * (BK // 2) + halves[None, :]
-    scale_at = SCALE + columns[:, None] * (K // 16) + first * (BK // 16) + groups[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(first, last):
-        if K % BK:
-            x = tl.load(x_at, (step * BK + ks < K)[None, :], other=0.0)
-            packed = tl.load(packed_at, (step * (BK // 2) + halves < K // 2)[None, :], other=0)
-            scale = tl.load(scale_at, (step * (BK // 16) + groups < K // 16)[None, :], other=0.0)
-        else:
-            x, packed, scale = tl.load(x_at), tl.load(packed_at), tl.load(scale_at)
-        w = once(decode(packed, scale, X.dtype.element_ty))
-        acc = tl.dot(x, w.T, acc, input_precision="ieee")
-        x_at += BK
-        packed_at += BK // 2
-        scale_at += BK // 16
-    has_sum = True
-    if SPLITS > 1:
-        acc, has_sum = _gemm.total(acc, PARTS, COUNTS, tile, SPLITS)
-    acc = acc * global_factor(GLOBAL, columns, END_0, END_1, DIVIDES)[None, :]
-    _gemm.store(acc, OUT, row, column, T, N, GATED, has_sum)
+    begin, end = _gemm.share(T, N, STEPS, SHARED, BM, BN)
+    for tile in range(begin // STEPS, (end + STEPS - 1) // STEPS):
+        row, column, first, last = _gemm.place(tile, begin, end, T, STEPS, BM, BN)
+        rows = tl.minimum(row + tl.arange(0, BM), T - 1)  # past the end the last one again, never stored
+        columns = _gemm.weight_rows(column, N, BN, GATED)
+        x_at = X + rows[:, None] * K + ks[None, :]
+        packed_at = PACKED + columns[:, None] * (K // 2) + halves[None, :]
+        scale_at = SCALE + columns[:, None] * (K // 16) + groups[None, :]
+        acc = tl.zeros((BM, BN), tl.float32)
+        for step in range(first, last):
+            k, half, group = step * BK, step * (BK // 2), step * (BK // 16)
+            if K % BK:
+                x = tl.load(x_at + k, (k + ks < K)[None, :], other=0.0)
+                packed = tl.load(packed_at + half, (half + halves < K // 2)[None, :], other=0)
+                scale = tl.load(scale_at + group, (group + groups < K // 16)[None, :], other=0.0)
+            else:
+                x, packed, scale = tl.load(x_at + k), tl.load(packed_at + half), tl.load(scale_at + group)
+            w = once(decode(packed, scale, X.dtype.element_ty))
+            acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        whole = True
+        if SHARED:
+            acc, whole = _gemm.total(acc, PARTS, COUNTS, tile, first, last, T, N, STEPS)
+        if whole:
+            acc = acc * global_factor(GLOBAL, columns, END_0, END_1, DIVIDES)[None, :]
+            _gemm.store(acc, OUT, row, column, T, N, GATED)
 
 
-def nvfp4_linear(x: Tensor, w: Nvfp4, tile: Tile | None = None, splits: int | None = None) -> Tensor:
+def nvfp4_linear(x: Tensor, w: Nvfp4, tile: Tile | None = None, programs: int | None = None) -> Tensor:
     """x [T, K], w [N, K] -> [T, N]."""
-    return _product("nvfp4_linear", x, w, False, tile, splits)
+    return _product("nvfp4_linear", x, w, False, tile, programs)
 
 
-def nvfp4_gated(x: Tensor, w: Nvfp4, tile: Tile | None = None, splits: int | None = None) -> Tensor:
+def nvfp4_gated(x: Tensor, w: Nvfp4, tile: Tile | None = None, programs: int | None = None) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F]."""
-    return _product("nvfp4_gated", x, w, True, tile, splits)
+    return _product("nvfp4_gated", x, w, True, tile, programs)
 
 
-def _product(name: str, x: Tensor, w: Nvfp4, gated: bool, tile: Tile | None, splits: int | None) -> Tensor:
+def _product(name: str, x: Tensor, w: Nvfp4, gated: bool, tile: Tile | None, programs: int | None) -> Tensor:
     check(name, tuple(x.shape), w, gated, (x, w.packed, w.scale, w.global_scale))
     (T, K), N = x.shape, w.shape[0]
-    job = _gemm.job(TILES, x, T, N, K, tile, splits)
+    job = _gemm.job(TILES, x, T, N, K, tile, programs)
     out = x.new_empty(T, N // 2 if gated else N)
     launch(
         _nvfp4_linear,

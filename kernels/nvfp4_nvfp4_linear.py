@@ -10,7 +10,7 @@ Precision Products of codes and scales are exact, sums are fp32, × the globals'
 Traffic   w once, x and out once: (9/16)·(N + T)·K + 2·T·N bytes. At 256 rows 900 operations a byte: on an RTX 5090, which
           does 1,676 T of them a second, the memory is the limit.
 Cards     sm_120 only: mma.m16n8k64 kind::mxf4nvf4, `tl.dot_scaled`. For older ones triton 3.7 has no code at all.
-Grid      _gemm.py: tiles, side by side over the rows, times splits of K.
+Grid      _gemm.py: tiles, or shares of all their steps where tiles do not fill the card.
 Source    compressed-tensors' NVFP4 with input_global_scale; triton-lang/triton#8173.
 """
 
@@ -60,67 +60,68 @@ def _nvfp4_nvfp4_linear(
     END_0: tl.constexpr,
     END_1: tl.constexpr,
     DIVIDES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    tile, row, column = _gemm.place(T, BM, BN)
-    rows = tl.minimum(row + tl.arange(0, BM), T - 1)  # past the end the last one again, never stored
-    columns = _gemm.weight_rows(column, N, BN, GATED)
+    STEPS: tl.constexpr = (K + BK - 1) // BK
     halves, groups = tl.arange(0, BK // 2), tl.arange(0, BK // 16)
-    first, last = _gemm.steps((K + BK - 1) // BK, SPLITS)
-    half_at, group_at = first * (BK // 2) + halves[None, :], first * (BK // 16) + groups[None, :]
-    x_at, x_scale_at = X + rows[:, None] * (K // 2) + half_at, X_SCALE + rows[:, None] * (K // 16) + group_at
-    w_at, w_scale_at = W + columns[:, None] * (K // 2) + half_at, W_SCALE + columns[:, None] * (K // 16) + group_at
-    acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(first, last):
-        if K % BK:
-            half = (step * (BK // 2) + halves < K // 2)[None, :]
-            group = (step * (BK // 16) + groups < K // 16)[None, :]
-            x, w = tl.load(x_at, half, other=0), tl.load(w_at, half, other=0)
-            x_scale, w_scale = tl.load(x_scale_at, group, other=0.0), tl.load(w_scale_at, group, other=0.0)
-        else:
-            x, w = tl.load(x_at), tl.load(w_at)
-            x_scale, w_scale = tl.load(x_scale_at), tl.load(w_scale_at)
-        acc = tl.dot_scaled(x, x_scale, "e2m1", w.T, w_scale, "e2m1", acc)
-        x_at += BK // 2
-        w_at += BK // 2
-        x_scale_at += BK // 16
-        w_scale_at += BK // 16
-    has_sum = True
-    if SPLITS > 1:
-        acc, has_sum = _gemm.total(acc, PARTS, COUNTS, tile, SPLITS)
-    factor = tl.load(W_GLOBAL + tl.where(columns >= END_0, 1, 0) + tl.where(columns >= END_1, 1, 0))
-    if DIVIDES:
-        factor = tl.div_rn(tl.full((BN,), 1.0, tl.float32), factor)
-    acc = acc * tl.div_rn(factor, tl.broadcast_to(tl.load(X_GLOBAL), (BN,)))[None, :]
-    _gemm.store(acc, OUT, row, column, T, N, GATED, has_sum)
+    begin, end = _gemm.share(T, N, STEPS, SHARED, BM, BN)
+    for tile in range(begin // STEPS, (end + STEPS - 1) // STEPS):
+        row, column, first, last = _gemm.place(tile, begin, end, T, STEPS, BM, BN)
+        rows = tl.minimum(row + tl.arange(0, BM), T - 1)  # past the end the last one again, never stored
+        columns = _gemm.weight_rows(column, N, BN, GATED)
+        x_at = X + rows[:, None] * (K // 2) + halves[None, :]
+        w_at = W + columns[:, None] * (K // 2) + halves[None, :]
+        x_scale_at = X_SCALE + rows[:, None] * (K // 16) + groups[None, :]
+        w_scale_at = W_SCALE + columns[:, None] * (K // 16) + groups[None, :]
+        acc = tl.zeros((BM, BN), tl.float32)
+        for step in range(first, last):
+            half, group = step * (BK // 2), step * (BK // 16)
+            if K % BK:
+                live, live_groups = (half + halves < K // 2)[None, :], (group + groups < K // 16)[None, :]
+                x, w = tl.load(x_at + half, live, other=0), tl.load(w_at + half, live, other=0)
+                x_scale = tl.load(x_scale_at + group, live_groups, other=0.0)
+                w_scale = tl.load(w_scale_at + group, live_groups, other=0.0)
+            else:
+                x, w = tl.load(x_at + half), tl.load(w_at + half)
+                x_scale, w_scale = tl.load(x_scale_at + group), tl.load(w_scale_at + group)
+            acc = tl.dot_scaled(x, x_scale, "e2m1", w.T, w_scale, "e2m1", acc)
+        whole = True
+        if SHARED:
+            acc, whole = _gemm.total(acc, PARTS, COUNTS, tile, first, last, T, N, STEPS)
+        if whole:
+            factor = tl.load(W_GLOBAL + tl.where(columns >= END_0, 1, 0) + tl.where(columns >= END_1, 1, 0))
+            if DIVIDES:
+                factor = tl.div_rn(tl.full((BN,), 1.0, tl.float32), factor)
+            acc = acc * tl.div_rn(factor, tl.broadcast_to(tl.load(X_GLOBAL), (BN,)))[None, :]
+            _gemm.store(acc, OUT, row, column, T, N, GATED)
 
 
 def nvfp4_nvfp4_linear(
-    x: Nvfp4, w: Nvfp4, dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None, splits: int | None = None
+    x: Nvfp4, w: Nvfp4, dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None, programs: int | None = None
 ) -> Tensor:
     """x [T, K], w [N, K] -> [T, N] of `dtype`."""
-    return _product("nvfp4_nvfp4_linear", x, w, False, dtype, tile, splits)
+    return _product("nvfp4_nvfp4_linear", x, w, False, dtype, tile, programs)
 
 
 def nvfp4_nvfp4_gated(
-    x: Nvfp4, w: Nvfp4, dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None, splits: int | None = None
+    x: Nvfp4, w: Nvfp4, dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None, programs: int | None = None
 ) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F] of `dtype`."""
-    return _product("nvfp4_nvfp4_gated", x, w, True, dtype, tile, splits)
+    return _product("nvfp4_nvfp4_gated", x, w, True, dtype, tile, programs)
 
 
 def _product(
-    name: str, x: Nvfp4, w: Nvfp4, gated: bool, dtype: torch.dtype, tile: Tile | None, splits: int | None
+    name: str, x: Nvfp4, w: Nvfp4, gated: bool, dtype: torch.dtype, tile: Tile | None, programs: int | None
 ) -> Tensor:
     tensors = (x.packed, x.scale, x.global_scale, w.packed, w.scale, w.global_scale)
     check(name, x.shape, w, gated, tensors)
     if len(x.heights) != 1 or not x.divides:
         raise ValueError(f"{name}: x of {len(x.heights)} parts, divides {x.divides}: one, whose global scale divides")
     (T, K), N = x.shape, w.shape[0]
-    job = _gemm.job(TILES, x.packed, T, N, K, tile, splits)
+    job = _gemm.job(TILES, x.packed, T, N, K, tile, programs)
     out = torch.empty(T, N // 2 if gated else N, dtype=dtype, device=x.device)
     launch(
         _nvfp4_nvfp4_linear,

@@ -1,9 +1,12 @@
 """Odd matrices for the tests of the linears, and the questions all of them are asked."""
 
+from dataclasses import replace
+
 import near
 import torch
 import torch.nn.functional as F
-from dgemma_local.kernels._launch import Tile
+from dgemma_local.kernels import _gemm
+from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Tile, recording
 
 from dgemma_local.quant import quantise_fp8, quantise_nvfp4
 
@@ -11,6 +14,8 @@ from dgemma_local.quant import quantise_fp8, quantise_nvfp4
 SHAPES = ((1, 2, 16), (5, 100, 80), (37, 70, 208), (70, 130, 144))
 REAL = (150, 96, 2112)
 SMALL = Tile(32, 32, 64, 4, 2)
+# the real products: outputs, inputs
+PRODUCTS = ((8192, 2816), (9216, 2816), (2816, 4096), (2816, 8192), (4224, 2816), (2816, 2112))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -58,13 +63,60 @@ def assert_right(ours, twin, truth):
         near.assert_no_worse(ours, twin, truth)
 
 
-def backwards(monkeypatch):
-    """The programs of a launch in the reverse order: what an outcome must not depend on."""
+def assert_only_who_counts_last_writes(monkeypatch, product):
+    """Of a product in two tiles of 4 steps between three programs, the last one of which is missing, half is written."""
+    whole = _gemm.job
+
+    def all_but_one(*args):
+        job = whole(*args)
+        assert job.grid == (3,)
+        return replace(job, grid=(2,))
+
+    monkeypatch.setattr(_gemm, "job", all_but_one)
+    monkeypatch.setattr(_gemm.tl, "num_programs", lambda axis: 3)
+    try:
+        out = product()
+    finally:
+        _gemm.counters(torch.device("cpu")).zero_()
+    assert out.shape == (32, 64)
+    assert out[:, 32:].isnan().all() and not out[:, :32].isnan().any()
+
+
+def in_order(monkeypatch, order):
+    """The programs of a launch in another order, `order(n)` of n: what an outcome must not depend on."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     place = builder.set_grid_idx
 
     def set_grid_idx(x, y, z):
-        place(builder.grid_dim[0] - 1 - x, builder.grid_dim[1] - 1 - y, builder.grid_dim[2] - 1 - z)
+        place(order(builder.grid_dim[0])[x], y, z)
 
     monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
+
+
+def backwards(programs):
+    return range(programs)[::-1]
+
+
+def from_the_middle(programs):
+    """Even ones first, from the middle on: most tiles are begun before any is finished."""
+    return sorted(range(programs), key=lambda p: (p % 2, abs(2 * p - programs)))
+
+
+def fill(gpu, launch):
+    """Steps of K a processor, on the average, by those of the busiest one; of a recorded linear."""
+    c, T = launch.constants, launch.args[-1]
+    steps = -(-c["K"] // c["BK"])
+    total = -(-T // c["BM"]) * -(-c["N"] // c["BN"]) * steps
+    (programs,) = launch.grid
+    busiest = -(-total // programs) if c["SHARED"] else -(-programs // gpu.processors) * steps
+    return total / gpu.processors / busiest
+
+
+def fills(linear, x, w, cards=(ADA, HOPPER, BLACKWELL)):
+    """How well each real product of 256 rows fills each card; `x` and `w` make meta operands of a shape."""
+    for gpu in cards:
+        for N, K in PRODUCTS:
+            with recording(gpu) as launches:
+                linear(x(256, K), w(N, K))
+            yield gpu, (N, K), fill(gpu, *launches)

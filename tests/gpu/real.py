@@ -120,7 +120,7 @@ def uniform(*shape: int, low: float, high: float, seed: int = 0, dtype: torch.dt
 
 
 def integers(*shape: int, below: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.randint(0, below, shape, generator=generator(seed), device=DEVICE).to(dtype)
+    return torch.randint(0, below, shape, generator=generator(seed), device=DEVICE, dtype=dtype)
 
 
 def numbers(*values: float, dtype: torch.dtype = FP32) -> Tensor:
@@ -144,7 +144,7 @@ def nvfp4_matrix(*shape: int, heights: tuple[int, ...], divides: bool = True, se
     inputs = uniform(*lead, len(heights), low=100.0, high=300.0, seed=seed + 2)
     return Nvfp4(
         integers(*lead, out, width // 2, below=256, seed=seed, dtype=torch.uint8),
-        (integers(*lead, out, width // 16, below=24, seed=seed + 3) + 0x30).to(torch.uint8).view(E4M3),
+        (integers(*lead, out, width // 16, below=24, seed=seed + 3, dtype=torch.uint8) + 0x30).view(E4M3),
         whole if divides else 1 / whole,
         inputs if divides else 1 / inputs,
         heights,

@@ -6,7 +6,20 @@ from dgemma_local.kernels import _gemm
 from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, recording
 from dgemma_local.kernels.fp8_linear import fp8_gated, fp8_gated_twin, fp8_linear, fp8_linear_twin
 from dgemma_local.kernels.rows import quantise_rows_twin
-from products import REAL, SHAPES, SMALL, assert_right, backwards, fp8_weights, gated, rows
+from products import (
+    REAL,
+    SHAPES,
+    SMALL,
+    assert_only_who_counts_last_writes,
+    assert_right,
+    backwards,
+    fills,
+    fp8_weights,
+    from_the_middle,
+    gated,
+    in_order,
+    rows,
+)
 
 from dgemma_local.quant import Fp8
 
@@ -27,9 +40,9 @@ def form(request, monkeypatch):
         monkeypatch.setattr(_gemm, "gpu_of", lambda x: BLACKWELL)
 
 
-@pytest.mark.parametrize("tile", [None, SMALL])
+@pytest.mark.parametrize(("tile", "programs"), [(None, None), (SMALL, None), (SMALL, 7)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_odd_shapes(shape, tile, form):
+def test_odd_shapes(shape, tile, programs, form):
     T, N, K = shape
     x = activations(T, K)
     for dtype, scale in (
@@ -38,16 +51,16 @@ def test_odd_shapes(shape, tile, form):
         (torch.float32, torch.float32),
     ):
         w = fp8_weights(N, K, scale)
-        assert_right(fp8_linear(x, w, dtype, tile), fp8_linear_twin(x, w, dtype), exact(x, w))
-        assert_right(fp8_gated(x, w, dtype, tile), fp8_gated_twin(x, w, dtype), gated(exact(x, w)))
+        assert_right(fp8_linear(x, w, dtype, tile, programs), fp8_linear_twin(x, w, dtype), exact(x, w))
+        assert_right(fp8_gated(x, w, dtype, tile, programs), fp8_gated_twin(x, w, dtype), gated(exact(x, w)))
 
 
-def test_a_real_depth_in_each_number_of_splits(form):
+def test_a_real_depth_between_any_number_of_programs(form):
     T, N, K = REAL
     x, w = activations(T, K), fp8_weights(N, K)
-    for splits in (1, 3):
-        assert_right(fp8_linear(x, w, splits=splits), fp8_linear_twin(x, w), exact(x, w))
-    assert_right(fp8_gated(x, w, splits=3), fp8_gated_twin(x, w), gated(exact(x, w)))
+    for programs in (1, 2, 3, 34):  # two tiles of 17 steps
+        assert_right(fp8_linear(x, w, programs=programs), fp8_linear_twin(x, w), exact(x, w))
+    assert_right(fp8_gated(x, w, programs=3), fp8_gated_twin(x, w), gated(exact(x, w)))
 
 
 def test_each_row_and_each_column_has_its_own_scale():
@@ -68,21 +81,33 @@ def test_every_code_is_multiplied():
     assert torch.equal(fp8_linear(x, one, torch.float32).diag(), codes.float())
 
 
-def test_the_order_in_which_programs_finish_changes_no_bit(monkeypatch):
+@pytest.mark.parametrize("order", [backwards, from_the_middle])
+def test_the_order_in_which_programs_finish_changes_no_bit(monkeypatch, order):
     x, w = activations(70, 1024), fp8_weights(96, 1024)
-    forwards = [fp8_linear(x, w, torch.float32, SMALL, splits=s) for s in (3, 4)]
-    backwards(monkeypatch)
-    for s, one in zip((3, 4), forwards, strict=True):
-        assert torch.equal(fp8_linear(x, w, torch.float32, SMALL, splits=s), one)
+    forwards = [fp8_linear(x, w, torch.float32, SMALL, p) for p in (4, 14, 50)]
+    in_order(monkeypatch, order)
+    for programs, one in zip((4, 14, 50), forwards, strict=True):
+        assert torch.equal(fp8_linear(x, w, torch.float32, SMALL, programs), one)
+
+
+def test_only_who_counts_last_writes(monkeypatch):
+    x, w = activations(32, 256), fp8_weights(64, 256)
+    assert_only_who_counts_last_writes(monkeypatch, lambda: fp8_linear(x, w, torch.float32, SMALL, 3))
+
+
+def meta_rows(T, K):
+    return Fp8(torch.empty(T, K, dtype=torch.float8_e4m3fn, device="meta"), torch.empty(T, 1, device="meta"))
+
+
+def test_real_products_fill_every_card():
+    for gpu, product, filled in fills(fp8_linear, meta_rows, lambda *shape: Fp8.empty(shape, device="meta")):
+        assert filled >= 0.93, (gpu, product, filled)
 
 
 def test_what_a_card_gets():
     for gpu, scaled in ((ADA, False), (HOPPER, False), (BLACKWELL, True)):
         with recording(gpu) as launches:
-            x = Fp8(
-                torch.empty(256, 2816, dtype=torch.float8_e4m3fn, device="meta"), torch.empty(256, 1, device="meta")
-            )
-            out = fp8_gated(x, Fp8.empty((4224, 2816), device="meta"))
+            out = fp8_gated(meta_rows(256, 2816), Fp8.empty((4224, 2816), device="meta"))
         (launch,) = launches
         assert out.shape == (256, 2112) and out.dtype == torch.bfloat16
         assert launch.constants["UNIT_SCALES"] == scaled and launch.name == "fp8_linear"

@@ -4,7 +4,21 @@ import pytest
 import torch
 from dgemma_local.kernels._launch import HOPPER, recording
 from dgemma_local.kernels.nvfp4_linear import nvfp4_gated, nvfp4_gated_twin, nvfp4_linear, nvfp4_linear_twin
-from products import DTYPES, REAL, SHAPES, SMALL, assert_right, backwards, gated, nvfp4_weights, rows
+from products import (
+    DTYPES,
+    REAL,
+    SHAPES,
+    SMALL,
+    assert_only_who_counts_last_writes,
+    assert_right,
+    backwards,
+    fills,
+    from_the_middle,
+    gated,
+    in_order,
+    nvfp4_weights,
+    rows,
+)
 
 from dgemma_local.quant import Nvfp4, linear
 
@@ -16,14 +30,14 @@ def exact(x, w):
     return x.double() @ code.decode(torch.float32).double().T * (1 / whole if w.divides else whole)
 
 
-@pytest.mark.parametrize("tile", [None, SMALL])
+@pytest.mark.parametrize(("tile", "programs"), [(None, None), (SMALL, None), (SMALL, 7)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_odd_shapes(dtype, shape, tile):
+def test_odd_shapes(dtype, shape, tile, programs):
     T, N, K = shape
     x, w = rows(T, K, dtype), nvfp4_weights(N, K)
-    assert_right(nvfp4_linear(x, w, tile), nvfp4_linear_twin(x, w), exact(x, w))
-    assert_right(nvfp4_gated(x, w, tile), nvfp4_gated_twin(x, w), gated(exact(x, w)))
+    assert_right(nvfp4_linear(x, w, tile, programs), nvfp4_linear_twin(x, w), exact(x, w))
+    assert_right(nvfp4_gated(x, w, tile, programs), nvfp4_gated_twin(x, w), gated(exact(x, w)))
 
 
 @pytest.mark.parametrize("divides", [True, False])
@@ -36,12 +50,12 @@ def test_parts_have_their_own_global_scales_and_a_sense(heights, divides):
         assert_right(nvfp4_gated(x, w), nvfp4_gated_twin(x, w), gated(exact(x, w)))
 
 
-def test_a_real_depth_in_each_number_of_splits():
+def test_a_real_depth_between_any_number_of_programs():
     T, N, K = REAL
     x, w = rows(T, K, torch.bfloat16), nvfp4_weights(N, K, (N // 2, N // 2))
-    for splits in (1, 3, 8):
-        assert_right(nvfp4_linear(x, w, splits=splits), nvfp4_linear_twin(x, w), exact(x, w))
-    assert_right(nvfp4_gated(x, w, splits=3), nvfp4_gated_twin(x, w), gated(exact(x, w)))
+    for programs in (1, 2, 3, 66):  # two tiles of 33 steps
+        assert_right(nvfp4_linear(x, w, programs=programs), nvfp4_linear_twin(x, w), exact(x, w))
+    assert_right(nvfp4_gated(x, w, programs=3), nvfp4_gated_twin(x, w), gated(exact(x, w)))
 
 
 def test_every_byte_meets_its_own_column():
@@ -57,11 +71,26 @@ def test_nearer_to_fp64_than_weights_rounded_to_bf16():
     assert (nvfp4_linear(x, w).double() - truth).norm() < (linear(x, w).double() - truth).norm()
 
 
-def test_the_order_in_which_programs_finish_changes_no_bit(monkeypatch):
+@pytest.mark.parametrize("order", [backwards, from_the_middle])
+def test_the_order_in_which_programs_finish_changes_no_bit(monkeypatch, order):
     x, w = rows(40, 512, torch.float32), nvfp4_weights(96, 512)
-    one = nvfp4_linear(x, w, SMALL, splits=3)
-    backwards(monkeypatch)
-    assert torch.equal(nvfp4_linear(x, w, SMALL, splits=3), one)
+    forwards = [nvfp4_linear(x, w, SMALL, p) for p in (4, 14, 40)]
+    in_order(monkeypatch, order)
+    for programs, one in zip((4, 14, 40), forwards, strict=True):
+        assert torch.equal(nvfp4_linear(x, w, SMALL, programs), one)
+
+
+def test_only_who_counts_last_writes(monkeypatch):
+    x, w = rows(32, 256, torch.bfloat16), nvfp4_weights(64, 256)
+    assert_only_who_counts_last_writes(monkeypatch, lambda: nvfp4_linear(x, w, SMALL, 3))
+
+
+def test_real_products_fill_every_card():
+    def x(*shape):
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+    for gpu, product, filled in fills(nvfp4_linear, x, lambda N, K: Nvfp4.empty((N, K), device="meta")):
+        assert filled >= 0.93, (gpu, product, filled)
 
 
 def test_what_a_card_gets():

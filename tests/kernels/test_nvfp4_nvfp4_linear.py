@@ -10,7 +10,20 @@ from dgemma_local.kernels.nvfp4_nvfp4_linear import (
     nvfp4_nvfp4_linear_twin,
 )
 from dgemma_local.kernels.rows import quantise_rows_nvfp4_twin
-from products import REAL, SHAPES, SMALL, assert_right, backwards, gated, nvfp4_weights, rows
+from products import (
+    REAL,
+    SHAPES,
+    SMALL,
+    assert_only_who_counts_last_writes,
+    assert_right,
+    backwards,
+    fills,
+    from_the_middle,
+    gated,
+    in_order,
+    nvfp4_weights,
+    rows,
+)
 
 from dgemma_local.quant import Nvfp4
 
@@ -31,14 +44,16 @@ def exact(x, w):
     return product * (1 / whole if w.divides else whole)
 
 
-@pytest.mark.parametrize("tile", [None, SMALL])
+@pytest.mark.parametrize(("tile", "programs"), [(None, None), (SMALL, None), (SMALL, 7)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_odd_shapes(shape, tile):
+def test_odd_shapes(shape, tile, programs):
     T, N, K = shape
     x, w = activations(T, K), nvfp4_weights(N, K)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        assert_right(nvfp4_nvfp4_linear(x, w, dtype, tile), nvfp4_nvfp4_linear_twin(x, w, dtype), exact(x, w))
-        assert_right(nvfp4_nvfp4_gated(x, w, dtype, tile), nvfp4_nvfp4_gated_twin(x, w, dtype), gated(exact(x, w)))
+        assert_right(nvfp4_nvfp4_linear(x, w, dtype, tile, programs), nvfp4_nvfp4_linear_twin(x, w, dtype), exact(x, w))
+        assert_right(
+            nvfp4_nvfp4_gated(x, w, dtype, tile, programs), nvfp4_nvfp4_gated_twin(x, w, dtype), gated(exact(x, w))
+        )
 
 
 @pytest.mark.parametrize("divides", [True, False])
@@ -48,12 +63,12 @@ def test_parts_have_their_own_global_scales_and_a_sense(heights, divides):
     assert_right(nvfp4_nvfp4_linear(x, w), nvfp4_nvfp4_linear_twin(x, w), exact(x, w))
 
 
-def test_a_real_depth_in_each_number_of_splits():
+def test_a_real_depth_between_any_number_of_programs():
     T, N, K = REAL
     x, w = activations(T, K), nvfp4_weights(N, K, (N // 2, N // 2))
-    for splits in (1, 3):
-        assert_right(nvfp4_nvfp4_linear(x, w, splits=splits), nvfp4_nvfp4_linear_twin(x, w), exact(x, w))
-    assert_right(nvfp4_nvfp4_gated(x, w, splits=3), nvfp4_nvfp4_gated_twin(x, w), gated(exact(x, w)))
+    for programs in (1, 2, 3, 34):  # two tiles of 17 steps
+        assert_right(nvfp4_nvfp4_linear(x, w, programs=programs), nvfp4_nvfp4_linear_twin(x, w), exact(x, w))
+    assert_right(nvfp4_nvfp4_gated(x, w, programs=3), nvfp4_nvfp4_gated_twin(x, w), gated(exact(x, w)))
 
 
 def test_every_byte_meets_its_own_column_on_both_sides():
@@ -65,11 +80,26 @@ def test_every_byte_meets_its_own_column_on_both_sides():
     assert torch.equal(nvfp4_nvfp4_linear(w, unit, torch.float32), w.decode(torch.float32))
 
 
-def test_the_order_in_which_programs_finish_changes_no_bit(monkeypatch):
+@pytest.mark.parametrize("order", [backwards, from_the_middle])
+def test_the_order_in_which_programs_finish_changes_no_bit(monkeypatch, order):
     x, w = activations(40, 512), nvfp4_weights(96, 512)
-    one = nvfp4_nvfp4_linear(x, w, torch.float32, SMALL, splits=3)
-    backwards(monkeypatch)
-    assert torch.equal(nvfp4_nvfp4_linear(x, w, torch.float32, SMALL, splits=3), one)
+    forwards = [nvfp4_nvfp4_linear(x, w, torch.float32, SMALL, p) for p in (4, 14, 40)]
+    in_order(monkeypatch, order)
+    for programs, one in zip((4, 14, 40), forwards, strict=True):
+        assert torch.equal(nvfp4_nvfp4_linear(x, w, torch.float32, SMALL, programs), one)
+
+
+def test_only_who_counts_last_writes(monkeypatch):
+    x, w = activations(32, 256), nvfp4_weights(64, 256)
+    assert_only_who_counts_last_writes(monkeypatch, lambda: nvfp4_nvfp4_linear(x, w, torch.float32, SMALL, 3))
+
+
+def test_real_products_fill_the_card():
+    def packed(*shape):
+        return Nvfp4.empty(shape, device="meta")
+
+    for gpu, product, filled in fills(nvfp4_nvfp4_linear, packed, packed, (BLACKWELL,)):
+        assert filled >= 0.93, (gpu, product, filled)
 
 
 def test_what_a_card_gets():
