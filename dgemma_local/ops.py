@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the type checker does not follow the package's path to ../k
     from kernels import router as _router
     from kernels import rows as _rows
     from kernels import vocabulary as _vocabulary
+    from kernels._gelu import gated_gelu_twin
     from kernels._launch import gpu_of, is_recording
     from kernels._triton import INSTALLED, INTERPRETED
     from kernels.norms import Pairs as Pairs
@@ -70,6 +71,7 @@ else:
     from dgemma_local.kernels import router as _router
     from dgemma_local.kernels import rows as _rows
     from dgemma_local.kernels import vocabulary as _vocabulary
+    from dgemma_local.kernels._gelu import gated_gelu_twin
     from dgemma_local.kernels._launch import gpu_of, is_recording
     from dgemma_local.kernels._triton import INSTALLED, INTERPRETED
     from dgemma_local.kernels.norms import Pairs
@@ -242,17 +244,11 @@ def _product(x: Rows, w: Weight, dtype: torch.dtype, gated: bool) -> Tensor:
         return (four.nvfp4_nvfp4_linear if kernel else four.nvfp4_nvfp4_linear_twin)(x, w, dtype)
     if not kernel:
         product = quant.linear(x, w)
-        return gated_gelu(product) if gated else product
+        return gated_gelu_twin(product) if gated else product
     if isinstance(w, Tensor):
         return _bf16.bf16_gated(x, w) if gated else _bf16.bf16_linear(x, w)
     assert isinstance(w, Nvfp4)
     return _nvfp4.nvfp4_gated(x, w) if gated else _nvfp4.nvfp4_linear(x, w)
-
-
-def gated_gelu(gate_up: Tensor) -> Tensor:
-    """[..., 2F] -> [..., F]: gelu(gate) * up, tanh form, each rounded."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +326,7 @@ def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: tor
     A = routing.chosen.shape[-1]
     order, ends = routing.order, routing.ends
     rows = x.flatten(0, -2).index_select(0, order // A)
-    out = quant.grouped_linear(gated_gelu(quant.grouped_linear(rows, gate_up, ends)), down, ends)
+    out = quant.grouped_linear(gated_gelu_twin(quant.grouped_linear(rows, gate_up, ends)), down, ends)
     by_pair = Pairs(torch.empty_like(out).index_copy_(0, order, out), routing.weights.flatten(0, -2))
     return by_pair.summed().view_as(x)
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._gelu import gated_gelu
 from ._launch import Gpu, Tile, choose, gpu_of
 from ._triton import tl, triton
 
@@ -34,9 +35,6 @@ L2_BYTES = 64
 # Cycles without an mma, estimated: of a piece, until its first operands are there, two trips to memory; of a step, two
 # barriers and the way from shared memory into registers.
 FILL, PAUSE = 1500, 100
-
-_MINUS_2_SQRT_2_PI = tl.constexpr(-1.5957691216057308)  # −2 √(2/π)
-_CUBIC = tl.constexpr(0.044715)
 
 
 @triton.jit
@@ -96,17 +94,6 @@ def total(acc, PARTS, COUNTS, tile, first, last, T, N: tl.constexpr, STEPS: tl.c
 
 
 @triton.jit
-def gelu_tanh(x):
-    """½ x (1 + tanh(√(2/π) (x + 0.044715 x³))), fp32.
-
-    tanh(u) = 2 / (1 + exp(−2u)) − 1 is off by 2⁻²⁴ at the most, which counts against 1, not against a small u. Below −4
-    it cancels with the 1, as it does in torch, whose last digits x · sigmoid(2u) would miss.
-    """
-    tanh = 2 / (tl.exp((x + x * x * x * _CUBIC) * _MINUS_2_SQRT_2_PI) + 1) - 1
-    return 0.5 * x * (1 + tanh)
-
-
-@triton.jit
 def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr):
     """acc [BM, BN] fp32 from first row `row` and first column `column` on, gated or as it is, rounded to OUT's dtype."""
     BM: tl.constexpr = acc.shape[0]
@@ -115,9 +102,7 @@ def store(acc, OUT, row, column, T, N: tl.constexpr, GATED: tl.constexpr):
     rows = row + tl.arange(0, BM)[:, None]
     if GATED:
         gate, up = tl.split(acc.reshape(BM, BN // 2, 2))
-        gate = gate.to(OUT.dtype.element_ty).to(tl.float32)
-        up = up.to(OUT.dtype.element_ty).to(tl.float32)
-        out = gelu_tanh(gate).to(OUT.dtype.element_ty).to(tl.float32) * up
+        out = gated_gelu(gate, up, OUT.dtype.element_ty)
         columns = column // 2 + tl.arange(0, BN // 2)[None, :]
     else:
         out = acc

@@ -8,13 +8,14 @@ Precision Sums in fp32, rounded once; gated: gate and up each rounded, gelu roun
 Traffic   w once, x and out once: 2·(N·K + T·K + T·N) bytes. At 256 rows 234 multiplications a byte: the tensor cores of
           an RTX 4090 take 1.4 times as long as its memory.
 Grid      _gemm.py: tiles, or shares of all their steps where tiles do not fill the card.
-Source    torch.nn.functional.linear; ops.gated_gelu.
+Source    torch.nn.functional.linear; _gelu.py.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import _gemm
+from ._gelu import gated_gelu_twin
 from ._launch import Cost, Tile, launch
 from ._triton import tl, triton
 
@@ -32,8 +33,7 @@ def bf16_linear_twin(x: Tensor, w: Tensor) -> Tensor:
 
 def bf16_gated_twin(x: Tensor, w: Tensor) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F]."""
-    gate, up = F.linear(x, w).chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
+    return gated_gelu_twin(F.linear(x, w))
 
 
 @triton.jit

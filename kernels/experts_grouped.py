@@ -14,7 +14,7 @@ stores is finished, and an item of few rows takes a narrower product of its own.
 Shapes     x [T, D]; gate_up [E, 2F, D] (gate's rows first); down [E, D, F] -> h [P, F], y [P, D] of `dtype`; P = T·A.
 Precision  sums in fp32 (FP8 on sm_90: promoted every BK products; its own accumulator has about 14 bits). Row and
            column scales, or the part's global scale, multiply the sum. gate x, up x, gelu and the product are each
-           rounded to `dtype`, as model.gated_gelu has them; so is y.
+           rounded to `dtype`, as _gelu.py has them; so is y.
 Traffic    weights once; x, h and y about A times, from the L2.
 Grid       blocks of weight rows × items of the routing, one expert's blocks side by side; items that no routing filled
            leave at once.
@@ -29,12 +29,12 @@ Source     transformers 5.24 grouped_mm_experts_forward.
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F_
 from torch import Tensor
 
 from dgemma_local.quant import Fp8, Nvfp4, Weight
 
 from ._e2m1 import UNIT, decode, once
+from ._gelu import gated_gelu, gated_gelu_twin
 from ._launch import Cost, Rate, Tile, Tiles, choose, gpu_of, launch
 from ._triton import tl, triton
 from .router import Routing
@@ -61,8 +61,7 @@ ONCE = {(8, 9): False, (9, 0): True, (12, 0): False}  # decode through shared me
 def gated_twin(x: Tensor | Fp8, routing: Routing, gate_up: Weight, dtype: torch.dtype) -> Tensor:
     """[P, F] by place."""
     rows = routing.order.long() // routing.chosen.shape[1]
-    gate, up = products_twin(_take(x, rows), routing, gate_up, dtype).chunk(2, -1)
-    return F_.gelu(gate, approximate="tanh") * up
+    return gated_gelu_twin(products_twin(_take(x, rows), routing, gate_up, dtype))
 
 
 def down_twin(h: Tensor | Fp8, routing: Routing, down: Weight, dtype: torch.dtype) -> Tensor:
@@ -100,15 +99,6 @@ def _take(x: Tensor | Fp8, rows: Tensor | slice) -> Tensor | Fp8:
 
 
 # ── kernels ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@triton.jit
-def gated_gelu(gate, up, OUT: tl.constexpr):
-    """gelu(gate) · up of fp32 sums, tanh form, rounded to OUT before, between and after."""
-    gate = gate.to(OUT).to(tl.float32)
-    # ½ x (1 + tanh z) = x · sigmoid(2z), and 2 √(2/π) = 1.595…
-    gelu = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    return (gelu.to(OUT).to(tl.float32) * up.to(OUT).to(tl.float32)).to(OUT)
 
 
 @triton.jit

@@ -6,7 +6,7 @@
     y[pair]    = sums of down / (global_w · input_scale)
 
 Shapes     x Nvfp4 [T, D]; gate_up Nvfp4 [E, 2F, D], down Nvfp4 [E, D, F], F a multiple of 16 -> y [P, D] by pair.
-Precision  products and sums in fp32; where it rounds: gate, up, gelu, product (experts_grouped.gated_gelu), h's scales
+Precision  products and sums in fp32; where it rounds: gate, up, gelu, product (_gelu.py), h's scales
            to E4M3 and its codes to E2M1, y. A group of 16 lies inside a program's rows, so that h never leaves it wider.
 Traffic    weights once, 0.5625 bytes each; x, h and y about A times, from the L2.
 Grid       blocks of weight rows × items, as experts_grouped.
@@ -20,9 +20,10 @@ from torch import Tensor
 from dgemma_local.quant import E2M1_MAX, Nvfp4, Weight
 
 from ._e4m3 import to_e4m3
+from ._gelu import gated_gelu, gated_gelu_twin
 from ._launch import Tile, Tiles, choose, gpu_of, launch
 from ._triton import tl, triton
-from .experts_grouped import SMALL, gated_gelu, products_cost
+from .experts_grouped import SMALL, products_cost
 from .router import Routing
 from .rows import quantise_rows_nvfp4_twin, to_e2m1
 
@@ -41,8 +42,7 @@ def pairs_twin(x: Nvfp4, routing: Routing, gate_up: Weight, down: Weight, dtype:
     for expert, end in enumerate(routing.ends.tolist()):
         own = rows[begin:end]
         mine = replace(x, packed=x.packed[own], scale=_pick(x.scale, own), heights=(len(own),))
-        gate, up = _product(mine, gate_up[expert], dtype).chunk(2, -1)
-        h = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        h = gated_gelu_twin(_product(mine, gate_up[expert], dtype))
         y.append(_product(quantise_rows_nvfp4_twin(h, input_scale(down)[expert]), down[expert], dtype))
         begin = end
     by_place = torch.cat(y)

@@ -19,6 +19,7 @@ from torch import Tensor
 from dgemma_local.quant import Fp8
 
 from . import _gemm
+from ._gelu import gated_gelu_twin
 from ._launch import Cost, Tile, launch
 from ._triton import tl, triton
 
@@ -38,8 +39,7 @@ def fp8_linear_twin(x: Fp8, w: Fp8, dtype: torch.dtype = torch.bfloat16) -> Tens
 
 def fp8_gated_twin(x: Fp8, w: Fp8, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F]."""
-    gate, up = fp8_linear_twin(x, w, dtype).chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
+    return gated_gelu_twin(fp8_linear_twin(x, w, dtype))
 
 
 @triton.jit

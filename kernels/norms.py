@@ -48,7 +48,9 @@ class Pairs:
 
     def summed(self) -> Tensor:
         """[T, D] of y's dtype: the sum in fp32 or wider, rounded once."""
-        by_row = self.y.view(*self.weights.shape, -1)  # times fp32 weights: no copy of its own, in fp32, before the product
+        by_row = self.y.view(
+            *self.weights.shape, -1
+        )  # times fp32 weights: no copy of its own, in fp32, before the product
         return (by_row * self.weights[..., None]).sum(-2).to(self.y.dtype)
 
 

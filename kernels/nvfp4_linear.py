@@ -22,6 +22,7 @@ from dgemma_local.quant import GROUP, Nvfp4
 
 from . import _gemm
 from ._e2m1 import UNIT, decode, decode_twin, once
+from ._gelu import gated_gelu_twin
 from ._launch import Cost, Tile, launch
 from ._triton import tl, triton
 
@@ -44,8 +45,7 @@ def nvfp4_linear_twin(x: Tensor, w: Nvfp4) -> Tensor:
 
 def nvfp4_gated_twin(x: Tensor, w: Nvfp4) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F]."""
-    gate, up = nvfp4_linear_twin(x, w).chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
+    return gated_gelu_twin(nvfp4_linear_twin(x, w))
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from dgemma_local.quant import GROUP, Nvfp4
 
 from . import _gemm
 from ._e2m1 import UNIT, decode_twin
+from ._gelu import gated_gelu_twin
 from ._launch import Cost, Tile, launch
 from ._triton import tl, triton
 from .nvfp4_linear import check, parts_of
@@ -38,8 +39,7 @@ def nvfp4_nvfp4_linear_twin(x: Nvfp4, w: Nvfp4, dtype: torch.dtype = torch.bfloa
 
 def nvfp4_nvfp4_gated_twin(x: Nvfp4, w: Nvfp4, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """x [T, K], w [2F, K], gate above up -> [T, F]."""
-    gate, up = nvfp4_nvfp4_linear_twin(x, w, dtype).chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
+    return gated_gelu_twin(nvfp4_nvfp4_linear_twin(x, w, dtype))
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dgemma_local.kernels._gelu import gated_gelu_twin
 from dgemma_local.kernels.norms import normalise
 from dgemma_local.kernels.norms import rms_norm_twin as rms_norm
 from dgemma_local.kernels.router import Routing, group_twin, probabilities_twin
@@ -13,7 +14,6 @@ from reference import open_model
 from tiny import write_tiny
 from torch import Tensor
 
-from dgemma_local import ops
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import load_model_config
 from dgemma_local.layout import Options
@@ -93,7 +93,7 @@ def test_experts_round_each_product_and_the_sum_once(width: int, dtype: torch.dt
     want = torch.zeros(T, D, dtype=torch.float64)
     for slot in range(A):
         gate_up = torch.einsum("td,tfd->tf", x.double(), experts.gate_up[chosen[:, slot]].double()).to(dtype)
-        out = torch.einsum("tf,tdf->td", ops.gated_gelu(gate_up).double(), experts.down[chosen[:, slot]].double()).to(
+        out = torch.einsum("tf,tdf->td", gated_gelu_twin(gate_up).double(), experts.down[chosen[:, slot]].double()).to(
             dtype
         )
         want += out.double() * weights[:, slot, None].double()
