@@ -75,6 +75,7 @@ CARDS_AT_BEST = {
     ),
 }  # fmt: skip
 
+EXCHANGED = ("PARTS", "COUNTS")  # arguments that the cost of a launch does not count
 SCHEDULERS = 4  # of a processor, one instruction a cycle each
 SHARED_BYTES = 128  # a cycle and processor
 L2_BYTES = 64  # a cycle and processor: what a launch of few programs can draw
@@ -198,18 +199,34 @@ class Prediction:
 def memory_bytes(launch: Launch, lasting: frozenset[int], card: Card) -> float:
     """Bytes that reach the memory: of what an earlier launch of the step left in the L2 a share, as in the floor."""
     made = {}
-    for x in launch.args:
-        if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in lasting:
+    for name, x in zip(launch.kernel.arg_names, launch.args, strict=False):
+        if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in lasting and name not in EXCHANGED:
             made[x.untyped_storage()._cdata] = x.nbytes
     near = sum(size for size in made.values() if size <= card.l2 // 2)
     return launch.cost.bytes - (1 - ACTIVATIONS) * min(near, launch.cost.bytes)
+
+
+def _longest_share(launch: Launch) -> float:
+    """Of a product whose programs share its tiles, the longest share of steps, by the mean one."""
+    c = launch.constants
+    if not c.get("SHARED"):
+        return 1.0
+    rows, programs = launch.args[-1], math.prod(launch.grid)
+    steps = math.ceil(rows / c["BM"]) * math.ceil(c["N"] / c["BN"]) * math.ceil(c["K"] / c["BK"])
+    return math.ceil(steps / programs) * programs / steps
+
+
+def _exchanged(launch: Launch) -> int:
+    """Bytes of parts of sums that programs leave for one another, written and read; they stay in the L2."""
+    c = launch.constants
+    return 2 * math.prod(launch.grid) * 4 * c["BM"] * c["BN"] if c.get("SHARED") else 0
 
 
 def predict(launch: Launch, artefact: Artefact, gpu: Gpu, card: Card, lasting: frozenset[int]) -> Prediction:
     programs = math.prod(launch.grid)
     busy = min(programs, gpu.processors)
     # the busiest processor has a whole number of programs, and the launch takes as long as it
-    lag = math.ceil(programs / gpu.processors) / (programs / gpu.processors)
+    lag = math.ceil(programs / gpu.processors) / (programs / gpu.processors) * _longest_share(launch)
     done = work(launch, artefact)
     cycles = gpu.processors * card.clock / lag  # of all processors, a second
 
@@ -219,6 +236,7 @@ def predict(launch: Launch, artefact: Artefact, gpu: Gpu, card: Card, lasting: f
     tensor = sum(n * flops_of(o) / _rate(card, o) for o, n in done.items() if o.split(".")[0] in MMA) * lag
     limits = {
         "memory": memory_bytes(launch, lasting, card) / min(card.bandwidth, busy * L2_BYTES * card.clock),
+        "L2": (launch.cost.bytes + _exchanged(launch)) / (busy * L2_BYTES * card.clock),
         "tensor cores": tensor,
         "issue": sum(done.values()) / (SCHEDULERS * cycles),
         "integer units": issued(*INTEGER_UNITS) * card.integer / (SCHEDULERS * cycles),

@@ -7,12 +7,14 @@ Parameters are meta tensors in the forms that the loader would give them; the ca
 step is one in the middle of a canvas, conditioned on the step before.
 """
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import published
 import torch
@@ -83,6 +85,9 @@ def lasting(checkpoint: str, light: bool) -> frozenset[int]:
     committed = memory(checkpoint, light)
     slabs = [slab for i in range(len(config().layers)) for slab in committed.slab(i)]
     tensors = [*slabs, *(t for w in weights(checkpoint, light).values() for t in parts(w))]
+    head = model(checkpoint, light)._head
+    if head is not None and head.across is not None:
+        tensors += [head.across.codes, head.across.factor, head.across.unit]
     return frozenset(t.untyped_storage()._cdata for t in tensors)
 
 
@@ -104,5 +109,6 @@ def run(checkpoint: str, light: bool = False) -> None:
         history=(torch.empty(length, dtype=torch.int64, device="meta"),),
     )
     noise = PhiloxNoise(seed=0, length=length, vocab_size=network.config.vocab_size, device=torch.device("meta"))
-    with suppress(NotImplementedError):  # behind the last launch the flags are read, and meta tensors hold nothing
+    asked = mock.patch.dict(os.environ, DGEMMA_OPS="fp8-soft" if light else "")
+    with asked, suppress(NotImplementedError):  # behind the last launch the flags are read, and meta tensors hold nothing
         network.advance(canvas, committed, STEPS, noise)
