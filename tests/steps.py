@@ -110,5 +110,6 @@ def run(checkpoint: str, light: bool = False) -> None:
     )
     noise = PhiloxNoise(seed=0, length=length, vocab_size=network.config.vocab_size, device=torch.device("meta"))
     asked = mock.patch.dict(os.environ, DGEMMA_OPS="fp8-soft" if light else "")
-    with asked, suppress(NotImplementedError):  # behind the last launch the flags are read, and meta tensors hold nothing
+    # behind the last launch the flags are read, and meta tensors hold nothing
+    with asked, suppress(NotImplementedError):
         network.advance(canvas, committed, STEPS, noise)

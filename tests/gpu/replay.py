@@ -9,7 +9,6 @@ What nobody made is filled by the argument's name and type, so that it can be re
 list of uniform routing, scales of a real matrix's size.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dgemma_local.kernels import router
 from dgemma_local.kernels._launch import ADA, Gpu, Launch, gpu_of, recording
 from torch import Tensor
 
-from dgemma_local import layout, schemes
+from dgemma_local import layout, ops, schemes
 from dgemma_local.config import LayerConfig, ModelConfig, RopeConfig
 from dgemma_local.model import parameter_shapes
 
@@ -45,19 +44,20 @@ def this_card() -> Gpu:
 class Step:
     checkpoint: str
     light: bool
-    wishes: str = ""  # DGEMMA_OPS
+    wishes: str | None = None  # DGEMMA_OPS; None: as tests/steps.py has it
 
     @property
     def name(self) -> str:
-        return steps.name(self.checkpoint, self.light) + (f", {self.wishes}" if self.wishes else "")
+        name = steps.name(self.checkpoint, self.light)
+        return name if self.wishes is None else f"{name}, {self.wishes or 'without wishes'}"
 
 
 def every_step(capability: tuple[int, int]) -> list[Step]:
     """What kernels/README.md predicts, and what can only be chosen between on a card."""
     found = [Step(checkpoint, light) for checkpoint in steps.CHECKPOINTS for light in (False, True)]
-    found += [Step("redhat-nvfp4", True, wishes) for wishes in ("fast-head", "fp8-soft", "fast-head fp8-soft")]
+    found += [Step("redhat-nvfp4", True, wishes) for wishes in ("", "fast-head", "fast-head fp8-soft")]
     if capability >= (12, 0):
-        found += [Step("redhat-nvfp4", light, "nvfp4-rows") for light in (False, True)]
+        found += [Step("redhat-nvfp4", False, "nvfp4-rows"), Step("redhat-nvfp4", True, "fp8-soft nvfp4-rows")]
     return found
 
 
@@ -73,19 +73,21 @@ steps.scheme_of = scheme_of  # type: ignore[attr-defined]
 
 
 @contextmanager
-def wishing(words: str) -> Iterator[None]:
-    before = os.environ.get("DGEMMA_OPS")
-    os.environ["DGEMMA_OPS"] = words
+def wishing(words: str | None) -> Iterator[None]:
+    """Whatever the environment says."""
+    plain = ops.wishes
+    if words is not None:
+        ops.wishes = lambda: frozenset(words.split())
     try:
         yield
     finally:
-        os.environ.pop("DGEMMA_OPS") if before is None else os.environ.update(DGEMMA_OPS=before)
+        ops.wishes = plain
 
 
 def record(step: Step, gpu: Gpu) -> list[Launch]:
-    launches: list[Launch]
     model = steps.model(step.checkpoint, step.light)
-    model._head = None  # which read the wishes once
+    model._head = None  # which reads the wishes once
+    launches: list[Launch]
     with wishing(step.wishes), recording(gpu) as launches:
         steps.run(step.checkpoint, step.light)
     model._head = None
