@@ -38,7 +38,9 @@ TILES: dict[int, Tiles] = {
 }
 COMBINED_ROWS = 4  # a program of the combination
 MOST_SPLITS = 16
-BALANCE = 128  # bf16 flops in the time of a byte to or from memory: 4090 164, 5090 131, H200 206 by their datasheets; L2 helps
+# bf16 flops in the time of a byte of partial results: what the L2 gives a processor, 64 bytes a cycle (datasheets: 8, 64 and
+# 9 flops a byte), twice, for it is other processors that read them, and not all of them are still there
+BALANCE = {(8, 9): 16, (9, 0): 128, (12, 0): 18}
 
 
 # ── truth ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +170,8 @@ def _combine(
 def splits_of(tile: Tile, queries: int, kv_heads: int, most: int, gpu: Gpu) -> int:
     """How many programs share a tile's keys: as many as fill the card sooner than their partial results cost."""
     programs, blocks = -(-queries // tile.m) * kv_heads, max(1, -(-most // tile.n))
-    exchange = 2 * queries * kv_heads * BALANCE / (gpu.processors * tile.m * tile.n)  # of one split, in key blocks
+    balance = choose(BALANCE, gpu)
+    exchange = 2 * queries * kv_heads * balance / (gpu.processors * tile.m * tile.n)  # of one split, in key blocks
 
     def time(splits: int) -> float:
         waves = -(-programs * splits // gpu.processors)

@@ -13,7 +13,7 @@ folder=${1:-tests/gpu_results}
 export PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 unset DGEMMA_OPS
 if [[ ${DGEMMA_GPU_SUITE_SMALL:-} == 1 ]]; then export TRITON_INTERPRET=1; else unset TRITON_INTERPRET; fi
-SUITE_SECONDS=${SUITE_SECONDS:-290} TIMES_SECONDS=${TIMES_SECONDS:-110} SANITIZER_SECONDS=${SANITIZER_SECONDS:-55}
+SUITE_SECONDS=${SUITE_SECONDS:-280} TIMES_SECONDS=${TIMES_SECONDS:-100} SANITIZER_SECONDS=${SANITIZER_SECONDS:-50}
 # compiled code is shared by the three, and gone afterwards
 cache=$(mktemp -d)
 trap 'rm -rf "$cache"' EXIT
@@ -49,7 +49,7 @@ if [[ ${DGEMMA_GPU_SUITE_SMALL:-} == 1 ]]; then
   SHOWN=3 part launches "$SANITIZER_SECONDS" "$PYTHON" tests/gpu/run.py --launch --seconds=$((SANITIZER_SECONDS / 2))
 elif [[ -z $sanitizer ]]; then
   echo "── sanitizer: not run, there is no compute-sanitizer on this machine"
-elif ! timeout 40 "$sanitizer" --error-exitcode 9 "$PYTHON" -c "import torch; torch.zeros(1).cuda()" \
+elif ! timeout 30 "$sanitizer" --error-exitcode 9 "$PYTHON" -c "import torch; torch.zeros(1).cuda()" \
   >"$folder/$stem-sanitizer.txt" 2>&1; then
   echo "── sanitizer: not run, compute-sanitizer does not start on this machine:"
   tail -n 5 "$folder/$stem-sanitizer.txt"
