@@ -15,7 +15,7 @@ bits the norm's kernel writes them itself:
     NVFP4             plain rows; decoded in registers (W4A16)  plain rows; decoded block by block
                       nvfp4-rows: NVFP4 rows (W4A4)
 
-DGEMMA_OPS holds words, see WISHES.
+DGEMMA_OPS holds words, see WISHES. They are read at every call, but for fp8-soft, which costs memory: once, at the first step.
 
 Letters as in model.py.
 """

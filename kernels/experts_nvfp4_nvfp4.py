@@ -52,7 +52,7 @@ def pairs_twin(x: Nvfp4, routing: Routing, gate_up: Weight, down: Weight, dtype:
 def _product(x: Nvfp4, w: Nvfp4, dtype: torch.dtype) -> Tensor:
     wide = torch.promote_types(dtype, torch.float32)
     units = [replace(t, global_scale=torch.ones_like(t.global_scale)).decode(wide) for t in (x, w)]
-    whole = w.global_scale.repeat_interleave(torch.tensor(w.heights), -1)
+    whole = w.global_scale.repeat_interleave(torch.tensor(w.heights, device=w.device), -1)
     factor = 1 / (x.global_scale * whole) if w.divides else whole / x.global_scale
     return (units[0] @ units[1].T * factor.to(wide)).to(dtype)
 
