@@ -528,7 +528,8 @@ def test_a_pipe_that_does_not_block_gets_everything() -> None:
 def test_ctrl_c_while_the_command_line_is_imported(ignored: bool) -> None:
     code = (
         "import os, signal, sys, types\n"
-        f"if {ignored}: signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        # a job in the background inherits SIG_IGN
+        f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'default_int_handler'})\n"
         "class Cli(types.ModuleType):\n"
         "    def find_spec(name, path=None, target=None):\n"
         "        if name == 'dgemma_local.cli': os.kill(os.getpid(), signal.SIGINT)\n"

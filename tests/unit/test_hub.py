@@ -322,6 +322,8 @@ def test_ctrl_c_keeps_what_arrived(server: Hub) -> None:
 def test_a_fetch_that_is_ended_from_outside(server: Hub, number: int, code: int) -> None:
     server.faults.pace = 0.02
     source = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits SIG_IGN
 import typer
 from dgemma_local.cli import Commands
 from dgemma_local.cli_models import app_models, pull
