@@ -219,7 +219,7 @@ def run(
     with loading.progress(quiet=quiet) as progress:
         session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress)
     if verbose:
-        loading.show_proof(session.planned, session.proof, session.slow_because)
+        loading.show_proof(session.planned, session.proof, session.slow_because, session.words)
     elif session.slow_because is not None and session.on_gpu and not quiet:
         _say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
     seed = secrets.randbits(64) if seed is None else seed

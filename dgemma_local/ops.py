@@ -21,6 +21,7 @@ Letters as in model.py.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -115,12 +116,18 @@ def _words(text: str) -> frozenset[str]:
     return words
 
 
+def mended() -> bool:
+    """Whether this process interprets kernels, and rightly: what tests/interpreter.py makes of Triton's interpreter."""
+    builder = getattr(sys.modules.get("triton.runtime.interpreter"), "InterpreterBuilder", None)
+    return INTERPRETED and bool(getattr(builder, "mended", False))
+
+
 @cache
 def _without_kernels(device: str, index: int | None, dtype: torch.dtype) -> str | None:
     if not INSTALLED and (INTERPRETED or device == "cuda"):
         return "triton is not installed"
     if INTERPRETED:
-        return None
+        return None if mended() else "Triton's interpreter, unmended, rounds bf16 wrongly and knows no assembly"
     if device != "cuda":
         return f"the model is on {device}"
     capability = torch.cuda.get_device_capability(index or 0)
@@ -139,8 +146,7 @@ def form(x: Tensor, into: Weight | None) -> str:
 
     The same for a kernel and its twin, since it decides what is computed, not how. Under the interpreter as on a card.
     """
-    on_card = x.is_cuda or INTERPRETED or is_recording()
-    if not on_card or into is None or isinstance(into, Tensor):
+    if into is None or isinstance(into, Tensor) or not (x.is_cuda or mended() or is_recording()):
         return "plain"
     if isinstance(into, Fp8):
         return "fp8"
@@ -228,7 +234,7 @@ def gated(x: Rows, w: Weight, dtype: torch.dtype) -> Tensor:
 
 
 def _product(x: Rows, w: Weight, dtype: torch.dtype, gated: bool) -> Tensor:
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor) and not isinstance(w, Tensor):
         x = _quantised(x, w)
     kernel = not torch.is_grad_enabled() and why_torch(x.device, dtype) is None
     if isinstance(x, Fp8):

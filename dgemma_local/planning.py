@@ -60,7 +60,11 @@ def plan_run(
         raise UsageError(f"{vram} GB cannot be kept to", "give a number of GB from 0 on")
     layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
     resident = dict(layout.resident)
-    if device == "cuda" and layout.held["embed_tokens"].form == "fp8" and "fp8-soft" in ops.wishes():
+    if (
+        device == "cuda"
+        and layout.held["embed_tokens"].form == "fp8"
+        and {"fp8-soft"} == ops.wishes() & {"fp8-soft", "torch"}
+    ):
         resident["embedding, turned", "fp8"] = config.vocab_size * config.hidden_size
     asked = estimate(
         config,

@@ -50,6 +50,7 @@ class Session:
     planned: Planned
     proof: Proof
     slow_because: str | None  # why operations run in plain torch; None where they run on the fused kernels
+    words: tuple[str, ...] = ()  # of DGEMMA_OPS
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
@@ -167,6 +168,7 @@ def open_session(
         generation=generation,
         conversation=Conversation(network, agreed.room),
         slow_because=ops.why_torch(network.device, network.dtype),
+        words=tuple(sorted(ops.wishes())),
         is_demo=registry.is_demo(folder),
         planned=planned,
         proof=proof,

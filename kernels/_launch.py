@@ -119,6 +119,13 @@ def choose(tiles: Mapping[tuple[int, int], Choice], gpu: Gpu) -> Choice:
     return tiles[max(older, default=min(tiles))]
 
 
+def contiguous(name: str, **tensors: Tensor | None) -> None:
+    """Raises ValueError on the first that a kernel would read across its strides."""
+    for what, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name}: {what} {tuple(tensor.shape)}, strides {tensor.stride()}, wanted contiguous")
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, ...],

@@ -196,9 +196,18 @@ def attention(
     `most`: as many keys as a row may see, for the number of splits only; what lies beyond is seen all the same.
     """
     (T, H, d), (KV, capacity, width) = q.shape, k_slab.shape
-    if v_slab.shape != k_slab.shape or width != d or H % KV or tuple(span.shape) != (4,) or span.dtype != torch.int32:
+    if (
+        v_slab.shape != k_slab.shape
+        or width != d
+        or not KV
+        or H % KV
+        or tuple(span.shape) != (4,)
+        or span.dtype != torch.int32
+    ):
         shapes = f"q {tuple(q.shape)}, K {tuple(k_slab.shape)}, V {tuple(v_slab.shape)}"
         raise ValueError(f"attention: {shapes}, span {tuple(span.shape)} {span.dtype}")
+    if (window is not None and window < 1) or (splits is not None and splits < 1) or not span.is_contiguous():
+        raise ValueError(f"attention: window {window}, splits {splits}, span strides {span.stride()}")
     if not q.is_contiguous() or k_slab.stride(2) != 1 or v_slab.stride(2) != 1:
         strides = f"q {q.stride()}, K {k_slab.stride()}, V {v_slab.stride()}"
         raise ValueError(f"attention: rows must be contiguous, and strides are {strides}")

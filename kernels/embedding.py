@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dgemma_local.quant import Fp8, Weight, embedding
 
-from ._launch import Cost, launch
+from ._launch import Cost, contiguous, launch
 from ._triton import tl, triton
 from .norms import _unit, norm, row_block
 
@@ -77,6 +77,7 @@ def embed(
     codes, row_scale = (table.codes, table.scale) if isinstance(table, Fp8) else (table, None)
     if ids.dim() != 1 or not codes.is_contiguous():
         raise ValueError(f"embed: ids {tuple(ids.shape)}, table {tuple(table.shape)}, strides {codes.stride()}")
+    contiguous("embed", ids=ids, row_scale=row_scale)
     x = torch.empty(len(ids), width, dtype=codes.dtype if row_scale is None else dtype, device=ids.device)
     if soft is not None and (soft.shape != x.shape or not soft.is_contiguous()):
         raise ValueError(f"embed: ids {tuple(ids.shape)}, soft {tuple(soft.shape)}, strides {soft.stride()}")

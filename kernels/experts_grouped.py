@@ -35,7 +35,7 @@ from dgemma_local.quant import Fp8, Nvfp4, Weight
 
 from ._e2m1 import UNIT, decode, once
 from ._gelu import gated_gelu, gated_gelu_twin
-from ._launch import Cost, Rate, Tile, Tiles, choose, gpu_of, launch
+from ._launch import Cost, Rate, Tile, Tiles, choose, contiguous, gpu_of, launch
 from ._triton import tl, triton
 from .router import Routing
 
@@ -263,6 +263,7 @@ def gated(x: Tensor | Fp8, routing: Routing, gate_up: Weight, dtype: torch.dtype
             f"experts: x {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, {P} pairs, ends {tuple(routing.ends.shape)}"
         )
     codes, scale, whole, divides = stored(gate_up)
+    contiguous("experts", gate_up=codes, scale=scale, rows_scale=x.scale if isinstance(x, Fp8) else None)
     values, row_scale = (x.codes, x.scale) if isinstance(x, Fp8) else (x, x)
     tile = tile or choose(GATED[kind], gpu_of(codes))
     h = codes.new_empty(P, F2 // 2, dtype=dtype)
@@ -287,6 +288,7 @@ def down(h: Tensor | Fp8, routing: Routing, w: Weight, dtype: torch.dtype, tile:
             f" ends {tuple(routing.ends.shape)}"
         )
     codes, scale, whole, divides = stored(w)
+    contiguous("experts", down=codes, scale=scale, rows_scale=h.scale if isinstance(h, Fp8) else None)
     values, row_scale = (h.codes, h.scale) if isinstance(h, Fp8) else (h, h)
     tile = tile or choose(DOWN[kind], gpu_of(codes))
     y = codes.new_empty(P, D, dtype=dtype)

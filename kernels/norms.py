@@ -31,7 +31,7 @@ from torch import Tensor
 from dgemma_local.quant import Fp8
 
 from ._e4m3 import to_e4m3
-from ._launch import Cost, launch
+from ._launch import Cost, contiguous, launch
 from ._triton import tl, triton
 from .rows import quantise_rows_twin
 
@@ -59,7 +59,8 @@ class Pairs:
 
 def normalise(x: Tensor, eps: float) -> Tensor:
     """x / rms(x) over the last axis, in fp32 or wider and not yet rounded."""
-    return F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], None, eps)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()  # half the time of F.rms_norm on a CPU
 
 
 def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -279,6 +280,9 @@ def combine(
     slots = 1 if pair is None else pair.shape[-1]
     weights = {"norm_1": norm_1, "norm_2": norm_2, "norm_both": norm_both, "following": following}
     rows, width = _shape("combine", dense, {"residual": residual}, weights)
+    if pair is not None and pair.shape != (rows, slots):
+        raise ValueError(f"combine: x {tuple(dense.shape)}, weights of pairs {tuple(pair.shape)}")
+    contiguous("combine", pair=pair)
     if by_pair.shape != (rows * slots, width) or not by_pair.is_contiguous():
         raise ValueError(f"combine: x {tuple(dense.shape)}, routed {tuple(by_pair.shape)}, {slots} of each row")
     if scalar.numel() != 1:

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._launch import Cost, Tile, Tiles, choose, gpu_of, launch
+from ._launch import Cost, Tile, Tiles, choose, contiguous, gpu_of, launch
 from ._triton import tl, triton
 from .norms import normalise
 
@@ -215,6 +215,9 @@ def route(
             f"route: r {tuple(r.shape)}, scale {tuple(scale.shape)}, proj {tuple(proj.shape)},"
             f" per_expert_scale {tuple(per_expert_scale.shape)}, top_k {top_k}"
         )
+    contiguous("route", scale=scale, proj=proj, per_expert_scale=per_expert_scale)
+    if not T or {scale.dtype, proj.dtype, per_expert_scale.dtype} != {r.dtype}:
+        raise ValueError(f"route: r {tuple(r.shape)} {r.dtype}, {scale.dtype}, {proj.dtype}, {per_expert_scale.dtype}")
     tile = tile or choose(TILES, gpu_of(r))
     experts = max(16, triton.next_power_of_2(E))
     parts = r.new_empty(SPLITS, T, E, dtype=torch.float32)

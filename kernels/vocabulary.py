@@ -38,7 +38,7 @@ from torch import Tensor
 from dgemma_local.noise import LANES, row_blocks
 from dgemma_local.quant import Fp8
 
-from ._launch import ADA, BLACKWELL, HOPPER, Gpu, gpu_of
+from ._launch import ADA, BLACKWELL, HOPPER, Gpu, contiguous, gpu_of
 from ._philox import Key
 from .draw import Drawn, Parts, draw, draw_twin, scaled_twin, settle
 from .draw import tile_for as draw_tile
@@ -126,6 +126,12 @@ def vocabulary_step(
         raise ValueError(
             f"vocabulary_step: hidden {tuple(hidden.shape)}, E {tuple(E.shape)}, "
             f"temperature {tuple(temperature.shape)} {temperature.dtype}"
+        )
+    if not hidden.shape[0] or not softcap > 0:
+        raise ValueError(f"vocabulary_step: hidden {tuple(hidden.shape)}, softcap {softcap}")
+    for what, rows in (("hidden", hidden), ("E", E)):
+        contiguous(
+            "vocabulary_step", **{what: _data(rows), f"{what}_scale": rows.scale if isinstance(rows, Fp8) else None}
         )
     if key.numbers.shape != (3,) or key.step.shape != (1,) or {key.numbers.dtype, key.step.dtype} != {torch.int32}:
         raise ValueError(f"vocabulary_step: key {key}")

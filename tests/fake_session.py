@@ -57,6 +57,7 @@ class FakeSession:
     steps: int = 8
     on_gpu: bool = False
     slow_because: str | None = "the model is on cpu"
+    words: tuple[str, ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = None
     pressed: threading.Event = field(default_factory=threading.Event)

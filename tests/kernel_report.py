@@ -401,7 +401,7 @@ METHOD = """
 A launch takes as long as the slowest of its limits would take alone: memory, tensor cores at the rate of the mma that was
 compiled, instruction issue, the half-rate integer units (on sm_120 they have the full rate), special functions, shared
 memory. The busiest processor's number of programs counts, not the mean. Left out: latency, the gaps between launches
-(about 1 µs each in a CUDA graph), bank conflicts, what the L2 keeps. Experts are routed uniformly, 16 rows each. Bandwidths
+(about 1 µs each in a CUDA graph), bank conflicts. Experts are routed uniformly, 16 rows each. Bandwidths
 and rates with their origins stand in `tests/kernel_report.py`, which wrote this page; `tests/compile` holds the machine
 code to it.
 """

@@ -9,7 +9,7 @@ checksum of the stored bytes: 5f0c2e9a41d7b386
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -46,13 +46,21 @@ def progress(*, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
         yield arrived
 
 
-def show_proof(planned: "Planned", proof: "Proof", slow_because: str | None) -> None:
+def show_proof(planned: "Planned", proof: "Proof", slow_because: str | None, words: Iterable[str]) -> None:
     """The plan, what became of it, and what the operations run on, on stderr."""
     terminal = stderr()
     show_plan(planned.agreed or planned.estimate, planned.verdict, sys.stderr)
     for line in proof_lines(proof):
         terminal.say(line)
-    terminal.say("operations: " + ("fused kernels" if slow_because is None else f"plain torch, since {slow_because}"))
+    for line in operation_lines(slow_because, words):
+        terminal.say(line)
+
+
+def operation_lines(slow_because: str | None, words: Iterable[str]) -> Iterator[str]:
+    """What operations run on, why, and which words of DGEMMA_OPS count."""
+    yield "operations: " + ("fused kernels" if slow_because is None else f"plain torch, since {slow_because}")
+    if other := ", ".join(word for word in words if word != "torch"):
+        yield f"DGEMMA_OPS: {other}" + ("" if slow_because is None else ", without effect in plain torch")
 
 
 def proof_lines(proof: "Proof") -> Iterator[str]:

@@ -207,7 +207,9 @@ def test_splits_fill_a_card_and_no_more() -> None:
     full, sliding = file.TILES[512], file.TILES[256]
     assert splits_of(sliding[8, 9], 512, 8, 1279, ADA) == 2  # 64 tiles, 128 processors
     assert splits_of(sliding[9, 0], 512, 8, 1279, HOPPER) == 4  # 32 tiles, 132 processors
-    assert splits_of(sliding[12, 0], 512, 8, 1279, BLACKWELL) == 5  # 64 tiles, 170 processors: two waves of a fifth each
+    assert (
+        splits_of(sliding[12, 0], 512, 8, 1279, BLACKWELL) == 5
+    )  # 64 tiles, 170 processors: two waves of a fifth each
     assert splits_of(full[8, 9], 2048, 2, 65_536, ADA) == 2
     assert splits_of(full[8, 9], 4096, 2, 65_536, ADA) == 1  # a prefill chunk: 128 tiles
     assert splits_of(full[8, 9], 2048, 2, 1, ADA) == splits_of(full[8, 9], 16, 1, 0, ADA) == 1

@@ -5,16 +5,19 @@ that is the card's arithmetic, which twins share (`ops.quantises`).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from dgemma_local.kernels import vocabulary
 from reference import open_model
 from tiny import write_tiny
 from tiny_quantised import write_quantised
 from torch import Tensor
 
-from dgemma_local import ops
+from dgemma_local import ops, sampler
 from dgemma_local.cache import Cache
 from dgemma_local.config import GenerationConfig
 from dgemma_local.engine import Conversation
@@ -23,10 +26,10 @@ from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
 
 STEPS = GenerationConfig(
-    steps=3, t_min=0.4, t_max=0.8, entropy_bound=3.0, confidence=0.005, stability=1, end_ids=(1,), pad_id=0
+    steps=3, t_min=0.4, t_max=0.8, entropy_bound=3.0, confidence=0.005, stability=1, end_ids=(), pad_id=0
 )
 PROMPT = [2, 5, 9, 33, 17, 41, 8, 8, 29, 60, 3]  # past the window of 8
-SMALL = {"pattern": "sf", "canvas": 6}  # the interpreter takes a second for a layer's pass
+SMALL = {"pattern": "fsf", "canvas": 6}  # the last layer of an encoder pass does not attend: a full one before it must
 On = Callable[[str], None]
 
 
@@ -67,11 +70,50 @@ def test_an_answer_on_the_kernels_is_the_twins_token_for_token(model: DiffusionG
     assert [type(event) for event in got] == [type(event) for event in want]
     for ours, twin in zip(got, want, strict=True):
         if isinstance(ours, StepDone) and isinstance(twin, StepDone):
-            assert (ours.fed, ours.draft, ours.accepted, ours.next) == (twin.fed, twin.draft, twin.accepted, twin.next)
+            for what in ("fed", "draft", "accepted", "next", "temperature", "done"):
+                assert getattr(ours, what) == getattr(twin, what), what
             assert ours.entropy == pytest.approx(twin.entropy, abs=1e-3)  # what rounding grows to over the steps
         else:
             assert ours == twin
     assert sum(isinstance(event, CanvasCommitted) for event in got) == 2
+
+
+def test_states_are_left_alone_and_a_retry_draws_anew(tmp_path: Path) -> None:
+    """A step's state is the same after the next one; the last leaves no signal; another attempt, other noise."""
+    write_tiny(tmp_path, pattern="f", canvas=6)
+    model, states = open_model(tmp_path, torch.float32), {}
+    for attempt in (0, 1):
+        noise = PhiloxNoise(3, 6, model.config.vocab_size, model.device, attempt)
+        cache = model.new_cache()
+        model.encode(torch.tensor(PROMPT), cache)
+        canvas = sampler.begin(0, noise)
+        one = model.advance(canvas, cache, replace(STEPS, steps=2), noise)
+        kept = one.next.clone(), one.accepted.clone()  # type: ignore[union-attr]
+        two = model.advance(one, cache, replace(STEPS, steps=2), noise)
+        assert torch.equal(one.next, kept[0]) and torch.equal(one.accepted, kept[1])  # type: ignore[arg-type]
+        assert one.signal is not None and not one.done and two.signal is None and two.done
+        twin = noise.renoise(0, 0)
+        assert torch.equal(one.next[~kept[1]], twin[~kept[1]])
+        states[attempt] = one.next
+    assert not torch.equal(states[0], states[1])
+
+
+@torch.inference_mode()
+def test_fast_head_reaches_the_end_of_a_step(tmp_path: Path, on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path, pattern="f", canvas=6)
+    model, asked = open_model(tmp_path, torch.float32), []
+    whole = vocabulary.vocabulary_step
+
+    def spy(*arguments: Any, **named: Any) -> Any:
+        asked.append(named["reference"])
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(vocabulary, "vocabulary_step", spy)
+    for words in ("", "fast-head"):
+        on(words)
+        noise = PhiloxNoise(3, 6, model.config.vocab_size, model.device)
+        model.advance(sampler.begin(0, noise), model.new_cache(), STEPS, noise)
+    assert asked == [True, False]
 
 
 def passes(model: DiffusionGemma, prompt: list[int]) -> tuple[Tensor, list[Tensor]]:

@@ -42,3 +42,20 @@ def test_a_small_load_or_a_quiet_one_shows_nothing(quiet: bool, capsys: pytest.C
     with loading.progress(quiet=quiet) as arrived:
         arrived(100, 20 * 10**9 if quiet else 200)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("slow_because", "words", "said"),
+    [
+        (None, (), ["operations: fused kernels"]),
+        (None, ("fast-head",), ["operations: fused kernels", "DGEMMA_OPS: fast-head"]),
+        ("the model is on cpu", ("torch",), ["operations: plain torch, since the model is on cpu"]),
+        (
+            "it is so",
+            ("fast-head", "torch"),
+            ["operations: plain torch, since it is so", "DGEMMA_OPS: fast-head, without effect in plain torch"],
+        ),
+    ],
+)
+def test_what_the_operations_run_on_is_said(slow_because: str | None, words: tuple[str, ...], said: list[str]) -> None:
+    assert list(loading.operation_lines(slow_because, words)) == said

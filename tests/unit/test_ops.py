@@ -162,6 +162,7 @@ def test_a_growing_context_takes_few_compilations() -> None:
             for kind in config.rope:
                 sight = ops.sight(torch.empty(12, 32, device="meta"), cache, kind, False, config.sliding_window)
                 assert sight.reach >= cache.reach(kind, 12)
+                assert sight.window == (None if kind == "full" else config.sliding_window)
                 reaches.add(sight.reach)
     assert len(reaches) <= 12
 
