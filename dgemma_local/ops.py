@@ -1,7 +1,10 @@
-"""The one door to the kernels: every hot operation of the model, by its Triton kernel or by the torch twin beside it.
+"""The one door to the kernels: every hot operation of the model, by its Triton kernel or in plain torch.
 
     model, sampler ─► ops ─┬─► kernel     bf16 on a card of capability 8.9 or newer, without gradients
-                           └─► twin       everything else: a CPU, fp32 and fp64, training, DGEMMA_OPS=torch
+                           └─► torch      everything else: a CPU, fp32 and fp64, training, DGEMMA_OPS=torch
+
+In torch, norms, rotation, router and gates are the kernels' own twins. Attention is sdpa, products with packed weights are
+`quant`'s, and the end of a step is `sampler.advance`: they round as the reference does.
 
 The choice is by device and dtype and is made anew at each call, which costs a look into a table. `why_torch` says the
 reason, and the command line shows it: no fallback is silent.
@@ -83,7 +86,7 @@ Reader = tuple[Tensor, Weight | None]  # a norm's weight, and the matrix that it
 Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, d]
 
 WISHES = {
-    "torch": "no kernel, but the twins",
+    "torch": "plain torch, no kernel",
     "fast-head": "logits and soft embedding in fp32 from one reading of the embedding, not with the reference's roundings",
     "fp8-soft": "with an FP8 embedding, its soft embedding in FP8 too, from a second copy of the codes that lie across",
     "nvfp4-rows": "on a card that multiplies NVFP4 by NVFP4, rows in four bits too",
@@ -96,7 +99,7 @@ OLDEST = (8, 9)  # FP8 units; below it nothing was compiled or thought through
 
 
 def why_torch(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why operations on `device` in `dtype` take their torch twins; None where they take the kernels."""
+    """Why operations on `device` in `dtype` run in plain torch; None where they take the kernels."""
     if is_recording():
         return None
     why = _without_kernels(device.type, device.index, dtype)
