@@ -21,6 +21,7 @@ drops the conversation is read again, which costs a prefill and no memory. SLACK
 more and spares that.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -68,6 +69,12 @@ class Memory(Protocol):
     def mask(self, kind: Kind, rows: int, causal: bool) -> Tensor | None:
         """What `rows` queries may see of those N + T, bool, True is seen; None: everything."""
         ...
+
+
+class Continued(Memory, Protocol):
+    """One whose pass may have segments: rows that join, and behind them rows that see those already."""
+
+    def behind(self, rows: int, more: int) -> "Continued": ...
 
 
 @runtime_checkable
@@ -188,15 +195,26 @@ class Cache:
             return causal_mask(self.length, rows, None, self.device)
         return causal_mask(min(self.length, self.window - 1), rows, self.window, self.device)
 
+    def behind(self, rows: int, more: int) -> "Cache":
+        """The same memory as `more` rows find it whose pass has `rows` others before them, and room for both."""
+        for slab in self._slabs:
+            slab.make_room(self.length, rows + more)
+        later = copy.copy(self)
+        later.length += rows
+        return later
+
     def span(self, kind: Kind, rows: int, causal: bool) -> Tensor:
+        return torch.tensor([*self.place(kind, rows), rows, causal], dtype=torch.int32, device=self.device)
+
+    def place(self, kind: Kind, rows: int) -> tuple[int, int]:
+        """Makes room for `rows`: the first slot they see, and the one where they begin. No layer of the kind: 0, 0."""
         ends = {
             slab.make_room(self.length, rows)
             for slab, layer in zip(self._slabs, self.config.layers, strict=True)
             if layer.kind == kind
         }
-        (at,) = ends  # layers of a kind are written together, so they stand alike
-        first = 0 if kind == "full" else max(0, at - (self.window - 1))
-        return torch.tensor([first, at, rows, causal], dtype=torch.int32, device=self.device)
+        (at,) = ends or {0}  # layers of a kind are written together, so they stand alike
+        return (0 if kind == "full" else max(0, at - (self.window - 1))), at
 
     def slab(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._slabs[layer].k, self._slabs[layer].v
@@ -207,6 +225,12 @@ class Cache:
     def advance(self, rows: int) -> None:
         """The rows of the encoder pass that just ended are committed."""
         self.length += rows
+
+    def clear(self) -> None:
+        """Forget everything, and keep what is allocated."""
+        self.length = 0
+        for slab in self._slabs:
+            slab.base = 0
 
     def can_crop(self, length: int) -> bool:
         """Whether the last W-1 tokens before `length` are still held on every sliding layer."""

@@ -1,9 +1,10 @@
 """Prompt in, events out: prefill, denoise a canvas, commit it, denoise the next.
 
-    Prefilled ─► StepDone … StepDone ─► CanvasCommitted ─► (encode the canvas) ─► StepDone … ─► Finished
+    Prefilled ─► StepDone … StepDone ─► CanvasCommitted ─► (the canvas joins the cache) ─► StepDone … ─► Finished
 
-The engine asks a Protocol, not a class. A canvas is encoded only when another one follows, so after an answer the
-cache holds the prompt and all canvases but the last, as the reference leaves it.
+The engine asks a Protocol, not a class. A canvas joins the cache only when another one follows, so after an answer the
+cache holds the prompt and all canvases but the last, as the reference leaves it. A model may read so many tokens in one
+pass with the first step of the canvas behind them (`joins`); the others it encodes before.
 
 Memory: right after a step its logits, 268 MB of the real model, become the signal that the next step is conditioned on,
 and are dropped: no two steps' logits are ever alive together. A cache is dropped before the next one is made.
@@ -48,14 +49,29 @@ class BlockDiffusion(Protocol[CacheT]):
     max_positions: int
     device: torch.device
 
+    @property
+    def mode(self) -> str:
+        """How passes are run, for reports."""
+        ...
+
     def new_cache(self) -> CacheT: ...
 
     def encode(self, ids: Tensor, cache: CacheT) -> None:
-        """ids [T] int64 join the cache."""
+        """ids [T] int64, on the host, join the cache."""
         ...
 
-    def advance(self, canvas: sampler.Canvas, cache: CacheT, config: GenerationConfig, noise: Noise) -> sampler.Canvas:
-        """One denoising step; `sampler.step` is that of a model that shows its logits. They are not kept."""
+    @property
+    def joins(self) -> int:
+        """At most so many tokens join the cache with a canvas's first step."""
+        ...
+
+    def denoising(
+        self, ids: Sequence[int], number: int, cache: CacheT, config: GenerationConfig, noise: Noise
+    ) -> Iterator[sampler.Canvas]:
+        """ids, at most `joins`, join the cache with the first step; the states behind each step of canvas `number`.
+
+        The last one is done. Whoever reads them may stop before, and leaves committed tokens as they are.
+        """
         ...
 
     def first_bad_layer(self, canvas: Tensor, cache: CacheT, signal: Tensor | None) -> str:
@@ -113,15 +129,18 @@ class Conversation(Generic[CacheT]):
         struck = False
         try:
             reused = self._reuse(prompt)
-            self._encode(prompt[reused:])
-            yield Prefilled(tokens=len(prompt), reused=reused)
+            joining = self._encode(prompt[reused:])
+            yield Prefilled(tokens=len(prompt), reused=reused, joining=len(joining))
             while True:
-                canvas = sampler.begin(number, noise)
-                while not canvas.done and not interrupted():
-                    canvas, event = self._step(canvas, config, noise)
+                canvas: sampler.Canvas | None = None
+                states = self.model.denoising(joining, number, self.cache, config, noise)
+                while (canvas is None or not canvas.done) and not interrupted():
+                    canvas, event = self._step(states, canvas, config)
+                    self.held.extend(joining)
+                    joining = []
                     steps += 1
                     yield event
-                if not canvas.done:
+                if canvas is None or not canvas.done:
                     break
                 block: list[int] = canvas.next.tolist()
                 kept, ended = _cut(answer, block, config.end_ids, max_tokens, stop)
@@ -142,7 +161,7 @@ class Conversation(Generic[CacheT]):
                     break
                 if interrupted():
                     break
-                self._encode(block)
+                joining = self._encode(block)
         except KeyboardInterrupt:
             reason, struck = "interrupted", True
         if struck:  # maybe between a layer's keys and its values. Only here: its traceback had held the old cache
@@ -165,27 +184,33 @@ class Conversation(Generic[CacheT]):
             self._start_over()
         return shared
 
-    def _encode(self, ids: Sequence[int]) -> None:
-        if ids:
-            self.model.encode(torch.tensor(ids, device=self.model.device), self.cache)
-            self.held.extend(ids)
+    def _encode(self, ids: Sequence[int]) -> Sequence[int]:
+        """The ids that are left to join with a canvas's first step."""
+        alone = max(0, len(ids) - self.model.joins)
+        if alone:
+            self.model.encode(torch.tensor(ids[:alone]), self.cache)
+            self.held.extend(ids[:alone])
+        return ids[alone:]
 
-    def _step(self, before: sampler.Canvas, config: GenerationConfig, noise: Noise) -> tuple[sampler.Canvas, StepDone]:
-        after = self.model.advance(before, self.cache, config, noise)
-        assert after.draft is not None and after.accepted is not None and after.entropy is not None
+    def _step(
+        self, states: Iterator[sampler.Canvas], before: sampler.Canvas | None, config: GenerationConfig
+    ) -> tuple[sampler.Canvas, StepDone]:
+        after = next(states)
+        assert after.fed is not None and after.draft is not None
+        assert after.accepted is not None and after.entropy is not None
         entropy: list[float] = after.entropy.tolist()
         if not math.isfinite(math.fsum(entropy)):
-            where = self.model.first_bad_layer(before.next, self.cache, before.signal)
+            where = self.model.first_bad_layer(after.fed, self.cache, None if before is None else before.signal)
             raise NumericalError(
-                f"canvas {before.number}, step {before.step}: not a number, first in {where}",
+                f"canvas {after.number}, step {after.step - 1}: not a number, first in {where}",
                 "check the checkpoint's files (`--dtype float32` tells a rounding overflow from damaged weights)",
             )
         event = StepDone(
-            canvas=before.number,
-            step=before.step,
+            canvas=after.number,
+            step=after.step - 1,
             steps=config.steps,
             temperature=after.temperature,
-            fed=tuple(before.next.tolist()),
+            fed=tuple(after.fed.tolist()),
             draft=tuple(after.draft.tolist()),
             accepted=tuple(after.accepted.tolist()),
             next=tuple(after.next.tolist()),

@@ -14,10 +14,11 @@ FinishReason = Literal["end", "budget", "context", "stop", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prompt is in the cache."""
+    """The prompt is in the cache, but for what joins it with the first step."""
 
     tokens: int  # in the prompt
     reused: int  # of those, already in the cache from an earlier turn
+    joining: int = 0  # of those, read in one pass with the first step
 
 
 @dataclass(frozen=True, slots=True)

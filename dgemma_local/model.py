@@ -6,7 +6,8 @@
     canvas + previous logits ─ self-conditioning ────────────┴─ layers ─ norm ─ head ─► logits    decoder: sees all
 
 Encoder and decoder are one set of layers. One flag, `causal`, tells them apart: the mask, the layer scalar's set, and
-whether the rows' K/V stay in the cache.
+whether the rows' K/V stay in the cache. So one pass may have segments of both kinds: rows that join the cache, and the
+canvas behind them, which reads their K/V layer by layer. The weights are then read once for both.
 
 Letters   T rows, D model, H heads, KV key/value heads, d head_dim, E experts, A active experts, F expert width,
           V vocabulary, L canvas; `...` nothing at inference (batch 1), the batch in training.
@@ -17,22 +18,26 @@ Rounding  Tensors are in the model's dtype. Norms, softmaxes, router weights and
 Source    transformers 5.24 modeling_diffusion_gemma.py with DynamicCache and grouped_mm experts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from dgemma_local import ops, rope, sampler
 from dgemma_local.cache import Cache, Memory
-from dgemma_local.config import GenerationConfig, LayerConfig, ModelConfig
-from dgemma_local.noise import Noise, PhiloxNoise
-from dgemma_local.ops import Pairs, Reader, Rotary, Routing, Rows, Sight
-from dgemma_local.quant import Nvfp4, Weight, linear, rows_of, weighted_rows
+from dgemma_local.config import GenerationConfig, Kind, LayerConfig, ModelConfig
+from dgemma_local.noise import Noise
+from dgemma_local.ops import Pairs, Reader, Rotary, Routing, Rows, Seen, Sight
+from dgemma_local.quant import Weight, linear, rows_of, weighted_rows
 
 PREFILL_CHUNK = 512  # rows of an encoder pass: its mask and activations stay small at any prompt length
 # Bytes of fp32 logits that head and soft embedding work on at once. A real canvas has 268 MB of logits, and what is
 # made on the way to them or from them comes in pieces of this size.
 VOCABULARY_BLOCK = 32 << 20
+
+NOWHERE_ELSE = "the final norm or head"  # what is left when all layers are finite
 
 Weights = Mapping[str, Weight]
 
@@ -82,6 +87,18 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive rows of a pass that see alike."""
+
+    rows: int
+    causal: bool  # rows of an encoder pass; else of a canvas
+    memory: Memory  # where they stand, and what lies before them
+    sights: Mapping[Kind, Sight]
+    rotary: Mapping[LayerConfig, Rotary]
+    kv_only: bool = False  # nothing is asked of the last layer but their keys and values
+
+
 def plain(weight: Weight) -> Tensor:
     """A parameter that no checkpoint packs."""
     assert isinstance(weight, Tensor)
@@ -105,22 +122,30 @@ class Attention:
     """
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights) -> None:
-        layer = config.layers[index]
+        layer = self.geometry = config.layers[index]
         self.index, self.kind, self.heads, self.eps = index, layer.kind, config.heads, config.rms_eps
         self.kv_heads, self.head_dim = layer.kv_heads, layer.head_dim
         self.qkv_proj, self.o_proj = weights["self_attn.qkv_proj"], weights["self_attn.o_proj"]
         q_norm, k_norm = plain(weights["self_attn.q_norm"]), plain(weights["self_attn.k_norm"])
         self.qk_norm = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])  # [H + KV, d]
 
-    def project(self, x: Rows, rotary: Rotary, memory: Memory, sight: Sight) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., T, D] -> queries, and the keys and values they attend over, their own rows written among them."""
-        projected = ops.linear(x, self.qkv_proj, self.qk_norm.dtype)
-        return ops.heads(
-            projected, self.qk_norm, rotary, self.heads, self.kv_heads, self.eps, memory, self.index, sight
-        )
+    def write(self, x: Rows, segments: Sequence[Segment]) -> list[Seen]:
+        """x [..., T, D] -> by segment queries, and the keys and values they attend over, their own among them.
 
-    def __call__(self, x: Rows, rotary: Rotary, memory: Memory, sight: Sight) -> Tensor:
-        attended = ops.attention(*self.project(x, rotary, memory, sight), sight)
+        All are written before any is read: the rows of a segment may see those of the one before.
+        """
+        projected = ops.linear(x, self.qkv_proj, self.qk_norm.dtype)
+        return [
+            ops.heads(
+                rows, self.qk_norm, of.rotary[self.geometry], self.heads, self.kv_heads, self.eps,
+                of.memory, self.index, of.sights[self.kind],
+            )
+            for rows, of in zip(projected.split([of.rows for of in segments], -2), segments, strict=True)
+        ]  # fmt: skip
+
+    def read(self, seen: Sequence[Seen]) -> Tensor:
+        """-> [..., T, D]."""
+        attended = ops.attention(seen)
         return ops.linear(attended, self.o_proj, attended.dtype)
 
 
@@ -175,6 +200,7 @@ class Layer:
         self.post_feedforward_layernorm_2 = plain(weights["post_feedforward_layernorm_2"])
         self.post_feedforward_layernorm = plain(weights["post_feedforward_layernorm"])
         self.scalars = {True: plain(weights["encoder_layer_scalar"]), False: plain(weights["layer_scalar"])}
+        self._by_row: dict[tuple[tuple[int, bool], ...], Tensor] = {}  # a pass has one of a few shapes
 
     @property
     def entrance(self) -> Reader:
@@ -182,20 +208,27 @@ class Layer:
         return self.input_layernorm, self.attention.qkv_proj
 
     def __call__(
-        self, x: Tensor, normed: Rows, rotary: Rotary, memory: Memory, sight: Sight, causal: bool, following: Reader
+        self, x: Tensor, seen: Sequence[Seen], segments: Sequence[Segment], following: Reader
     ) -> tuple[Tensor, Rows]:
-        """x [..., T, D] and its norm -> the next x, and its norm for the `following` reader."""
+        """x [..., T, D] and what `attention.write` made of its norm -> the next x, and its norm for `following`."""
         dense_reader = self.pre_feedforward_layernorm, self.mlp.gate_up
         routed_reader = self.pre_feedforward_layernorm_2, self.experts.gate_up
-        attended = self.attention(normed, rotary, memory, sight)
         r, (for_mlp, for_experts) = ops.sandwich(
-            attended, x, self.post_attention_layernorm, (dense_reader, routed_reader), self.eps
+            self.attention.read(seen), x, self.post_attention_layernorm, (dense_reader, routed_reader), self.eps
         )
-        del attended
         dense = self.mlp(for_mlp)
         routed = self.experts(for_experts, self.router(r))
         posts = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
-        return ops.combine(dense, routed, r, posts, self.scalars[causal], self.eps, following)
+        return ops.combine(dense, routed, r, posts, self._scalar(segments), self.eps, following)
+
+    def _scalar(self, segments: Sequence[Segment]) -> Tensor:
+        """[1], or of segments of both kinds a number a row, [T]."""
+        kinds = tuple((of.rows, of.causal) for of in segments)
+        if len(kinds) == 1:
+            return self.scalars[kinds[0][1]]
+        if kinds not in self._by_row:
+            self._by_row[kinds] = torch.cat([self.scalars[causal].expand(rows) for rows, causal in kinds])
+        return self._by_row[kinds]
 
 
 class SelfConditioning:
@@ -232,21 +265,38 @@ class DiffusionGemma:
             for i in range(len(config.layers))
         ]
         self._readers: list[Reader] = [*(layer.entrance for layer in self.layers), (self.norm, None)]
-        self._head: ops.Head | None = None
         self._rotary: dict[LayerConfig, tuple[tuple[int, int], Rotary]] = {}  # of the last pass: start, rows
 
     # ── the engine's verbs ──────────────────────────────────────────────────────────────────────────────────────
+
+    joins = 0  # tokens that may join the cache with a canvas's first step: here an encoder pass is one of its own
 
     def new_cache(self) -> Cache:
         """An empty cache for one conversation."""
         return Cache(self.config, self.dtype, self.device)
 
+    @property
+    def mode(self) -> str:
+        """How steps are run, for reports."""
+        return f"torch: {ops.why_torch(self.device, self.dtype) or 'step by step'}"
+
     @torch.inference_mode()
     def encode(self, ids: Tensor, cache: Cache, chunk: int = PREFILL_CHUNK) -> None:
         """Prefill or commit: ids [T] int64 join the cache. Chunks of any size give the same K/V."""
-        for rows in ids.split(chunk):
+        for rows in ids.to(self.device).split(chunk):
             self.hidden(self.embed(rows), cache, causal=True, kv_only=True)
             cache.advance(len(rows))
+
+    def denoising(
+        self, ids: Sequence[int], number: int, cache: Cache, config: GenerationConfig, noise: Noise
+    ) -> Iterator[sampler.Canvas]:
+        """`ids` join the cache; then canvas `number` of an answer, step by step, until it is done."""
+        if ids:
+            self.encode(torch.tensor(ids), cache)
+        canvas = sampler.begin(number, noise)
+        while not canvas.done:
+            canvas = self.advance(canvas, cache, config, noise)
+            yield canvas
 
     @torch.inference_mode()
     def signal(self, logits: Tensor) -> Tensor:
@@ -263,14 +313,8 @@ class DiffusionGemma:
 
     @torch.inference_mode()
     def advance(self, canvas: sampler.Canvas, cache: Cache, config: GenerationConfig, noise: Noise) -> sampler.Canvas:
-        """One denoising step. On the kernels logits are never whole, and the sample is drawn where they are made."""
-        table = self.embed_tokens
-        if not ops.fused(self.norm) or not isinstance(noise, PhiloxNoise) or isinstance(table, Nvfp4):
-            return sampler.step(self, canvas, cache, config, noise)
-        hidden = self.hidden(self.canvas_rows(canvas.next, canvas.signal), cache, causal=False)
-        if self._head is None:
-            self._head = ops.Head.of(table, self.config.softcap, self.embed_scale)
-        return sampler.step_on_kernels(canvas, hidden, self._head, config, noise)
+        """One denoising step, by its logits. `captured` takes steps whose logits are never whole."""
+        return sampler.step(self, canvas, cache, config, noise)
 
     @torch.inference_mode()
     def first_bad_layer(self, canvas: Tensor, cache: Cache, signal: Tensor | None) -> str:
@@ -278,21 +322,34 @@ class DiffusionGemma:
         x = self.canvas_rows(canvas, signal)
         if not x.isfinite().all():
             return "the embedding or self-conditioning"
-        for number, (after, _) in enumerate(self._through_layers(x, cache, causal=False)):
+        for number, (after, _) in enumerate(self._through_layers(x, [self.segment(x, cache, causal=False)])):
             if not after.isfinite().all():
                 return f"layer {number}"
-        return "the final norm or head"
+        return NOWHERE_ELSE
+
+    @torch.inference_mode()
+    def first_rows(self, ids: Tensor, canvas: Tensor, cache: Cache) -> Tensor:
+        """ids [T] join the cache, in one pass with a canvas's first step: canvas [L] int64 -> hidden rows [L, D].
+
+        What `encode` and then `hidden(canvas_rows(canvas, None))` come to, with one reading of the weights.
+        """
+        x = torch.cat([self.embed(ids), self.canvas_rows(canvas, None)])
+        later = cache.behind(len(ids), len(canvas))
+        joining = self.segment(x[: len(ids)], cache, causal=True, kv_only=True)
+        hidden = self.through(x, [joining, self.segment(x[len(ids) :], later, causal=False)])
+        cache.advance(len(ids))
+        return hidden
 
     # ── their parts, in order; differentiable, any leading axes ───────────────────────────────────────────────────
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
         """[..., T] int64 -> [..., T, D]."""
-        return ops.embed(ids, self.embed_tokens, self.embed_scale, self.dtype)
+        return ops.embed(ids, self.embed_tokens, self.embed_scale, self.dtype, out=out)
 
-    def canvas_rows(self, canvas: Tensor, soft: Tensor | None) -> Tensor:
+    def canvas_rows(self, canvas: Tensor, soft: Tensor | None, out: Tensor | None = None) -> Tensor:
         """[..., L] int64, soft embedding [..., L, D] -> [..., L, D]. Without a previous step only the norm acts."""
         added = None if soft is None else self.self_conditioning(soft)
-        return ops.embed(canvas, self.embed_tokens, self.embed_scale, self.dtype, added, self.config.rms_eps)
+        return ops.embed(canvas, self.embed_tokens, self.embed_scale, self.dtype, added, self.config.rms_eps, out)
 
     def soften(self, logits: Tensor) -> Tensor:
         """[..., L, V] temperature-scaled -> [..., L, D], the expected embedding.
@@ -316,26 +373,41 @@ class DiffusionGemma:
 
         `kv_only` leaves out what follows the last layer's K/V, which is all that an encoder pass is for.
         """
+        return self.through(x, [self.segment(x, memory, causal, kv_only)])
+
+    def segment(self, x: Tensor, memory: Memory, causal: bool, kv_only: bool = False) -> Segment:
+        """Rows x [..., T, D] that begin at memory.length."""
+        rows = x.shape[-2]
+        return Segment(
+            rows,
+            causal,
+            memory,
+            {kind: ops.sight(x, memory, kind, rows, causal, self.config.sliding_window) for kind in self.config.rope},
+            {geometry: self._rotary_at(geometry, memory.length, rows) for geometry in self.config.layers},
+            kv_only,
+        )
+
+    def through(self, x: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """x [..., T, D], the rows of all segments, -> those of the last one, normalised; x itself where none is asked for."""
         last: tuple[Tensor, Rows] = x, x
-        layers = self._through_layers(x, memory, causal, kv_only)
+        layers = self._through_layers(x, segments)
         del x  # let go after the first layer, like every other's
         for last in layers:  # noqa: B007
             pass
-        return plain(last[0 if kv_only else 1])
+        return plain(last[0 if segments[-1].kv_only else 1])
 
-    def _through_layers(
-        self, x: Tensor, memory: Memory, causal: bool, kv_only: bool = False
-    ) -> Iterator[tuple[Tensor, Rows]]:
-        """After each layer x, and its norm for whoever reads it next. The last layer's K/V alone yield nothing."""
-        rows = x.shape[-2]
-        sights = {kind: ops.sight(x, memory, kind, causal, self.config.sliding_window) for kind in self.config.rope}
+    def _through_layers(self, x: Tensor, segments: Sequence[Segment]) -> Iterator[tuple[Tensor, Rows]]:
+        """After each layer x, and its norm for whoever reads it next. Behind the last one's K/V only what is asked for."""
         normed = ops.rms_norm(x, self._readers[0][0], self.config.rms_eps, self._readers[0][1])
-        for layer, geometry, following in zip(self.layers, self.config.layers, self._readers[1:], strict=True):
-            rotary, sight = self._rotary_at(geometry, memory.length, rows), sights[geometry.kind]
-            if kv_only and layer is self.layers[-1]:
-                layer.attention.project(normed, rotary, memory, sight)
-                return
-            x, normed = layer(x, normed, rotary, memory, sight, causal, following)
+        for layer, following in zip(self.layers, self._readers[1:], strict=True):
+            seen = layer.attention.write(normed, segments)
+            if layer is self.layers[-1]:
+                asked = [not of.kv_only for of in segments]
+                seen, segments = list(compress(seen, asked)), list(compress(segments, asked))
+                if not segments:
+                    return
+                x = x[..., -sum(of.rows for of in segments) :, :]
+            x, normed = layer(x, seen, segments, following)
             yield x, normed
 
     def head(self, hidden: Tensor) -> Tensor:

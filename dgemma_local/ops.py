@@ -1,10 +1,12 @@
 """The one door to the kernels: every hot operation of the model, by its Triton kernel or in plain torch.
 
-    model, sampler ─► ops ─┬─► kernel     bf16 on a card of capability 8.9 or newer, without gradients
-                           └─► torch      everything else: a CPU, fp32 and fp64, training, DGEMMA_OPS=torch
+    model, captured ─► ops ─┬─► kernel     bf16 on a card of capability 8.9 or newer, without gradients
+                            │     └─► its twin, where the card's self-test found it wrong, or DGEMMA_OPS=twins
+                            └─► torch      everything else: a CPU, fp32 and fp64, training, DGEMMA_OPS=torch
 
 In torch, norms, rotation, router and gates are the kernels' own twins. Attention is sdpa, products with packed weights are
-`quant`'s, and the end of a step is `sampler.advance`: they round as the reference does.
+`quant`'s, and the end of a step is `sampler.advance`: they round as the reference does. A twin that stands in for its
+kernel takes the kernel's operands instead: slabs and spans, quantised rows, a state on the device (`captured`).
 
 The choice is by device and dtype and is made anew at each call, which costs a look into a table. `why_torch` says the
 reason, and the command line shows it: no fallback is silent.
@@ -23,12 +25,14 @@ DGEMMA_OPS holds words, see WISHES. They are read at every call, but for fp8-sof
 Letters as in model.py.
 """
 
+import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +91,8 @@ Rotary = tuple[Tensor, Tensor]  # cos and signed sin, [T, d]
 
 WISHES = {
     "torch": "plain torch, no kernel",
+    "twins": "every kernel's torch twin in its place, on any device",
+    "eager": "launch by launch, without CUDA graphs",
     "fast-head": "logits and soft embedding in fp32 from one reading of the embedding, not with the reference's roundings",
     "fp8-soft": "with an FP8 embedding, its soft embedding in FP8 too, from a second copy of the codes that lie across",
     "nvfp4-rows": "on a card that multiplies NVFP4 by NVFP4, rows in four bits too",
@@ -94,16 +100,61 @@ WISHES = {
 BLOCK_SCALED = (12, 0)  # tensor cores that take NVFP4 on both sides
 OLDEST = (8, 9)  # FP8 units; below it nothing was compiled or thought through
 
+# Where each kernel's function lies, its twin's beside it: NAME and NAME_twin.
+KERNELS: dict[str, ModuleType] = {
+    "embed": _embedding,
+    "rms_norm": _norms,
+    "sandwich": _norms,
+    "combine": _norms,
+    "quantise_rows": _rows,
+    "quantise_rows_nvfp4": _rows,
+    "bf16_linear": _bf16,
+    "bf16_gated": _bf16,
+    "fp8_linear": _fp8,
+    "fp8_gated": _fp8,
+    "nvfp4_linear": _nvfp4,
+    "nvfp4_gated": _nvfp4,
+    "nvfp4_nvfp4_linear": _nvfp4_nvfp4,
+    "nvfp4_nvfp4_gated": _nvfp4_nvfp4,
+    "heads": _heads,
+    "attention": _attention,
+    "route": _router,
+    "experts": _experts,
+    "vocabulary_step": _vocabulary,
+    "update": _canvas,
+}
+_replaced: frozenset[str] = frozenset()
+
 
 # ── which of the two ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def why_torch(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why operations on `device` in `dtype` run in plain torch; None where they take the kernels."""
+    """Why operations on `device` in `dtype` run in plain torch; None where they take the kernels, or those's twins."""
     if is_recording():
         return None
-    why = _without_kernels(device.type, device.index, dtype)
-    return "DGEMMA_OPS=torch asks for it" if why is None and "torch" in wishes() else why
+    if "torch" in wishes():
+        return _without_kernels(device.type, device.index, dtype) or "DGEMMA_OPS=torch asks for it"
+    return None if "twins" in wishes() else _without_kernels(device.type, device.index, dtype)
+
+
+def replace(names: Iterable[str]) -> None:
+    """For the rest of the process these run as their twins. Raises KeyError on a name that is none of KERNELS'."""
+    global _replaced
+    names = frozenset(names)
+    for name in names:
+        _ = KERNELS[name]
+    _replaced |= names
+
+
+def replaced() -> frozenset[str]:
+    """Of KERNELS, those that run as their twins at present."""
+    return frozenset(KERNELS) if "twins" in wishes() else _replaced
+
+
+def _one(name: str, kernel: bool) -> Any:
+    """The kernel of that name, if it is wanted and not replaced, else its twin."""
+    return getattr(KERNELS[name], name if kernel and name not in replaced() else f"{name}_twin")
 
 
 def wishes() -> frozenset[str]:
@@ -149,7 +200,8 @@ def form(x: Tensor, into: Weight | None) -> str:
 
     The same for a kernel and its twin, since it decides what is computed, not how. Under the interpreter as on a card.
     """
-    if into is None or isinstance(into, Tensor) or not (x.is_cuda or mended() or is_recording()):
+    as_on_a_card = x.is_cuda or mended() or is_recording() or "twins" in wishes()
+    if into is None or isinstance(into, Tensor) or not as_on_a_card:
         return "plain"
     if isinstance(into, Fp8):
         return "fp8"
@@ -161,9 +213,9 @@ def _quantised(x: Tensor, into: Weight) -> Rows:
     """Rows in the form that `into` wants, by a pass of their own."""
     wanted, kernel = form(x, into), fused(x)
     if wanted == "fp8":
-        return (_rows.quantise_rows if kernel else _rows.quantise_rows_twin)(x)
-    if wanted == "nvfp4" and isinstance(into, Nvfp4):
-        return (_rows.quantise_rows_nvfp4 if kernel else _rows.quantise_rows_nvfp4_twin)(x, _input_scale(into))
+        x = _one("quantise_rows", kernel)(x)
+    elif wanted == "nvfp4" and isinstance(into, Nvfp4):
+        x = _one("quantise_rows_nvfp4", kernel)(x, _input_scale(into))
     return x
 
 
@@ -181,19 +233,26 @@ def _input_scale(w: Nvfp4) -> Tensor:
 
 
 def embed(
-    ids: Tensor, table: Weight, scale: float, dtype: torch.dtype, soft: Tensor | None = None, eps: float | None = None
+    ids: Tensor,
+    table: Weight,
+    scale: float,
+    dtype: torch.dtype,
+    soft: Tensor | None = None,
+    eps: float | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """ids [..., T] int64 -> [..., T, D] of the model's `dtype`, scaled; with `eps` + soft, and normalised, as a canvas is."""
-    denoising = eps is not None
-    if isinstance(table, Nvfp4) or torch.is_grad_enabled() or why_torch(ids.device, dtype) is not None:
-        return _embedding.embed_twin(ids, table, scale, soft, eps or 0.0, denoising, dtype)
-    return _embedding.embed(ids, table, scale, soft, eps or 0.0, denoising, dtype)
+    packed = isinstance(table, Nvfp4) or torch.is_grad_enabled()
+    kernel = not packed and why_torch(ids.device, dtype) is None
+    named = {} if out is None else {"out": out}
+    made: Tensor = _one("embed", kernel)(ids, table, scale, soft, eps or 0.0, eps is not None, dtype, **named)
+    return made
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, into: Weight | None = None) -> Rows:
     """[..., T, D] -> the same shape, in the form that `into` reads."""
     wanted = form(x, into)
-    normed = (_norms.rms_norm if fused(x) else _norms.rms_norm_twin)(x, weight, eps, wanted == "fp8")
+    normed = _one("rms_norm", fused(x))(x, weight, eps, wanted == "fp8")
     return _in_four_bits(normed, into, wanted)
 
 
@@ -202,9 +261,7 @@ def sandwich(
 ) -> tuple[Tensor, tuple[Rows, ...]]:
     """What attention made -> the residual stream behind it, and its norm for each reader."""
     pres, wanted = [weight for weight, _ in readers], [form(x, into) for _, into in readers]
-    h, normed = (_norms.sandwich if fused(x) else _norms.sandwich_twin)(
-        x, residual, post, pres, eps, [each == "fp8" for each in wanted]
-    )
+    h, normed = _one("sandwich", fused(x))(x, residual, post, pres, eps, [each == "fp8" for each in wanted])
     return h, tuple(_in_four_bits(n, into, each) for n, each, (_, into) in zip(normed, wanted, readers, strict=True))
 
 
@@ -217,11 +274,13 @@ def combine(
     eps: float,
     following: Reader,
 ) -> tuple[Tensor, Rows]:
-    """The two branches of a layer -> the next layer's residual stream, and its norm for the `following` reader."""
+    """The two branches of a layer -> the next layer's residual stream, and its norm for the `following` reader.
+
+    scalar [1], or [T], a number a row.
+    """
     weight, into = following
     wanted = form(dense, into)
-    both = _norms.combine if fused(dense) else _norms.combine_twin
-    x, normed = both(dense, routed, residual, *posts, scalar, eps, weight, wanted == "fp8")
+    x, normed = _one("combine", fused(dense))(dense, routed, residual, *posts, scalar, eps, weight, wanted == "fp8")
     assert normed is not None
     return x, _in_four_bits(normed, into, wanted)
 
@@ -240,24 +299,16 @@ def _product(x: Rows, w: Weight, dtype: torch.dtype, gated: bool) -> Tensor:
     if isinstance(x, Tensor) and not isinstance(w, Tensor):
         x = _quantised(x, w)
     kernel = not torch.is_grad_enabled() and why_torch(x.device, dtype) is None
-    if isinstance(x, Fp8):
-        assert isinstance(w, Fp8)
-        if gated:
-            return (_fp8.fp8_gated if kernel else _fp8.fp8_gated_twin)(x, w, dtype)
-        return (_fp8.fp8_linear if kernel else _fp8.fp8_linear_twin)(x, w, dtype)
-    if isinstance(x, Nvfp4):
-        assert isinstance(w, Nvfp4)
-        four = _nvfp4_nvfp4
-        if gated:
-            return (four.nvfp4_nvfp4_gated if kernel else four.nvfp4_nvfp4_gated_twin)(x, w, dtype)
-        return (four.nvfp4_nvfp4_linear if kernel else four.nvfp4_nvfp4_linear_twin)(x, w, dtype)
-    if not kernel:
-        product = quant.linear(x, w)
-        return gated_gelu_twin(product) if gated else product
-    if isinstance(w, Tensor):
-        return _bf16.bf16_gated(x, w) if gated else _bf16.bf16_linear(x, w)
-    assert isinstance(w, Nvfp4)
-    return _nvfp4.nvfp4_gated(x, w) if gated else _nvfp4.nvfp4_linear(x, w)
+    what = "gated" if gated else "linear"
+    made: Tensor
+    if isinstance(x, Tensor):
+        if not kernel:
+            product = quant.linear(x, w)
+            return gated_gelu_twin(product) if gated else product
+        made = _one(f"bf16_{what}" if isinstance(w, Tensor) else f"nvfp4_{what}", kernel)(x, w)
+    else:
+        made = _one(f"fp8_{what}" if isinstance(x, Fp8) else f"nvfp4_nvfp4_{what}", kernel)(x, w, dtype)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,17 +321,17 @@ class Sight:
     reach: int = 0  # keys that a row may see at the most, rounded up to a power of two
 
 
-def sight(x: Tensor, memory: Memory, kind: Kind, causal: bool, window: int) -> Sight:
-    """x [..., T, D] are the rows of the pass."""
-    rows = x.shape[-2]
+def sight(x: Tensor, memory: Memory, kind: Kind, rows: int, causal: bool, window: int) -> Sight:
+    """Of `rows` rows that begin at memory.length; x [..., T, D] are all rows of the pass."""
     if not fused(x):
         return Sight(mask=memory.mask(kind, rows, causal))
     slabs = _slabs(memory)
-    own = window if kind == "sliding" else None
-    reach = (
-        1 << (slabs.reach(kind, rows) - 1).bit_length()
-    )  # the splits follow from it, and each number is a compilation
-    return Sight(span=slabs.span(kind, rows, causal), window=own, reach=reach)
+    # the splits follow from it, and each number is a compilation
+    reach = 1 << (slabs.reach(kind, rows) - 1).bit_length()
+    return Sight(span=slabs.span(kind, rows, causal), window=window if kind == "sliding" else None, reach=reach)
+
+
+Seen = tuple[Tensor, Tensor, Tensor, Sight]  # queries, the keys and values they attend over, what they see of those
 
 
 def heads(
@@ -293,7 +344,7 @@ def heads(
     memory: Memory,
     layer: int,
     sight: Sight,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Seen:
     """projected [..., T, N·d] -> queries [..., T, H, d], and the keys and values that they attend over.
 
     The pass's own keys and values go into the memory: on the kernels into their slots, else behind those it returns.
@@ -301,15 +352,29 @@ def heads(
     cos, sin = rotary
     if sight.span is not None:
         k, v = _slabs(memory).slab(layer)
-        return _heads.heads(projected, qk_norm, cos, sin, heads, kv_heads, eps, k, v, sight.span), k, v
+        q = _one("heads", kernel=True)(projected, qk_norm, cos, sin, heads, kv_heads, eps, k, v, sight.span)
+        return q.contiguous(), k, v, sight  # the twin's is not
     q, k, v = _heads.project_twin(projected, qk_norm, cos, sin, heads, kv_heads, eps)
-    return q, *memory.write(layer, k.transpose(-3, -2), v.transpose(-3, -2))
+    return q, *memory.write(layer, k.transpose(-3, -2), v.transpose(-3, -2)), sight
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
-    """q [..., T, H, d], keys and values [..., KV, N, d] as `heads` gave them -> [..., T, H·d]; scale 1.0, no softcap."""
-    if sight.span is not None:
-        return _attention.attention(q, keys, values, sight.span, sight.window, most=sight.reach)
+def attention(seen: Sequence[Seen]) -> Tensor:
+    """What `heads` gave of each segment of a pass -> [..., T, H·d], one behind the other; scale 1.0, no softcap."""
+    if any(sight.span is None for *_, sight in seen):
+        parts = [_attended(*each) for each in seen]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+    q = seen[0][0]
+    rows = [len(q) for q, *_ in seen]
+    out = q.new_empty(sum(rows), q.shape[1] * q.shape[2])
+    attend, most = _one("attention", kernel=True), "attention" not in replaced()
+    for (q, keys, values, sight), into in zip(seen, out.split(rows), strict=True):
+        named = {"most": sight.reach} if most else {}
+        attend(q, keys, values, sight.span, sight.window, out=into, **named)
+    return out
+
+
+def _attended(q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
+    """q [..., T, H, d], keys and values [..., KV, N, d] -> [..., T, H·d]."""
     lead = (1,) if q.dim() == 3 else ()  # sdpa takes its fused path on 4 axes only
     queries, keys, values = (t.reshape(*lead, *t.shape) for t in (q.transpose(-3, -2), keys, values))
     out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=sight.mask, scale=1.0, enable_gqa=True)
@@ -318,7 +383,13 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
 
 def route(r: Tensor, scale: Tensor, proj: Tensor, per_expert_scale: Tensor, top_k: int, eps: float) -> Routing:
     """r [..., T, D], un-normalised -> which experts each row goes to, with which weights."""
-    return (_router.route if fused(r) else _router.route_twin)(r, scale, proj, per_expert_scale, top_k, eps)
+    kernel = fused(r)
+    made: Routing
+    if not kernel or "route" not in replaced():
+        made = _one("route", kernel)(r, scale, proj, per_expert_scale, top_k, eps)
+        return made
+    made = _router.route_twin(r, scale, proj, per_expert_scale, top_k, eps, _router.ITEM)  # with work for the kernels
+    return dataclasses.replace(made, chosen=made.chosen.int(), order=made.order.int())
 
 
 def probabilities(r: Tensor, scale: Tensor, proj: Tensor, eps: float) -> Tensor:
@@ -328,10 +399,10 @@ def probabilities(r: Tensor, scale: Tensor, proj: Tensor, eps: float) -> Tensor:
 
 def experts(x: Rows, routing: Routing, gate_up: Weight, down: Weight, dtype: torch.dtype) -> Tensor | Pairs:
     """x [..., T, D] in the form that gate_up reads -> [..., T, D] of `dtype`, or what `combine` is yet to sum."""
-    if not torch.is_grad_enabled() and why_torch(x.device, dtype) is None:
-        return _experts.experts(x, routing, gate_up, down, dtype)
-    if not isinstance(x, Tensor):
-        return _experts.experts_twin(x, routing, gate_up, down, dtype)
+    kernel = not torch.is_grad_enabled() and why_torch(x.device, dtype) is None
+    if kernel or not isinstance(x, Tensor):
+        pairs: Pairs = _one("experts", kernel)(x, routing, gate_up, down, dtype)
+        return pairs
     A = routing.chosen.shape[-1]
     order, ends = routing.order, routing.ends
     rows = x.flatten(0, -2).index_select(0, order // A)
@@ -357,46 +428,28 @@ class Head:
         return cls(table, softcap, scale)
 
 
-class FusedCanvas:
-    """One canvas on the kernels: its state stays on the device from step to step, and no step's logits are ever whole."""
-
-    def __init__(
-        self, first: Tensor, temperatures: Tensor, stability: int, seed: int, attempt: int, number: int
-    ) -> None:
-        """first [L] int64; temperatures [N] fp32 of every step."""
-        self.state = _canvas.State.new(len(first), stability, temperatures.to(first.device))
-        self.state.begin(first, _philox.key_numbers(seed, attempt, number).to(first.device))
-
-    def step(self, hidden: Tensor, head: Head, bound: float, confidence: float) -> "Ended":
-        """hidden [L, D], after the final norm."""
-        state, V = self.state, head.table.shape[0]
-        rows = _quantised(hidden, head.table)
-        assert not isinstance(rows, Nvfp4)  # no checkpoint packs its embedding so
-        end = _vocabulary.vocabulary_step(
-            rows,
-            head.table,
-            head.softcap,
-            state.temperature,
-            head.scale,
-            state.key,
-            reference="fast-head" not in wishes(),
-            dtype=hidden.dtype,
-            across=head.across,
-        )
-        _canvas.update(state, end.draft, end.sampled, end.entropy, V, bound, confidence)
-        return Ended(end.draft, end.entropy, state.accepted, state.canvas, state.flags, end.soft)
+State = _canvas.State
+key_numbers = _philox.key_numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A denoising step on the device, before anyone has waited for it; the state's own tensors among them."""
-
-    draft: Tensor  # int64 [L]
-    entropy: Tensor  # fp32 [L], nats
-    accepted: Tensor  # bool [L]
-    canvas: Tensor  # int64 [L], what the next step reads; when done, the draft
-    flags: Tensor  # int32 [2]: converged, done
-    soft: Tensor | None  # [L, D]
+def end_of_step(hidden: Tensor, head: Head, state: State, bound: float, confidence: float, soft: Tensor) -> None:
+    """hidden [L, D], after the final norm: the state becomes that of the next step, `soft` [L, D] what it is told."""
+    rows = _quantised(hidden, head.table)
+    assert not isinstance(rows, Nvfp4)  # no checkpoint packs its embedding so
+    end = _one("vocabulary_step", kernel=True)(
+        rows,
+        head.table,
+        head.softcap,
+        state.temperature,
+        head.scale,
+        state.key,
+        reference="fast-head" not in wishes(),
+        dtype=hidden.dtype,
+        across=head.across,
+        out=soft,
+    )
+    vocabulary = head.table.shape[0]
+    _one("update", kernel=True)(state, end.draft, end.sampled, end.entropy, vocabulary, bound, confidence)
 
 
 def _slabs(memory: Memory) -> SlabMemory:

@@ -28,9 +28,22 @@ def table(config: RopeConfig, head_dim: int, positions: Tensor, dtype: torch.dty
     The sine's first half is negated, which is exact, so that rotating is one roll, two products and a sum.
     """
     turn = inverse_frequencies(config, head_dim).to(positions.device)
-    angle = positions.float()[:, None] * turn  # [T, d/2]; fp32 even in an fp64 model: the reference's angles
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+    cos, sin = (torch.empty(len(positions), head_dim, dtype=dtype, device=positions.device) for _ in range(2))
+    return _write(positions.float()[:, None] * turn, cos, sin)
+
+
+def fill(turn: Tensor, start: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """The tables of as many rows as cos and sin [T, d] have, from position `start` on, int64 and on the device."""
+    positions = torch.arange(len(cos), device=start.device) + start
+    _write(positions.float()[:, None] * turn, cos, sin)
+
+
+def _write(angle: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """angle [T, d/2], fp32 even in an fp64 model: the reference's."""
+    half, c, s = angle.shape[1], angle.cos(), angle.sin()
+    cos[:, :half], cos[:, half:] = c, c
+    sin[:, :half], sin[:, half:] = -s, s
+    return cos, sin
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dgemma_local import ops
 from dgemma_local.config import GenerationConfig
-from dgemma_local.noise import Noise, PhiloxNoise, row_blocks
+from dgemma_local.noise import Noise, row_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class Canvas:
     number: int  # within the answer, from 0
     step: int  # the step that comes next, from 0
     next: Tensor  # [L] int64, what that step reads; when done, what is committed
+    fed: Tensor | None = None  # [L] int64, what the last step read
     history: tuple[Tensor, ...] = ()  # the last `stability` drafts, newest last
     logits: Tensor | None = None  # [L, V] fp32, last step's, temperature-scaled; None once `signal` stands for them
     signal: Tensor | None = None  # what the model conditions the next step on, made of those logits
@@ -40,7 +40,6 @@ class Canvas:
     accepted: Tensor | None = None  # [L] bool
     entropy: Tensor | None = None  # [L] fp32, nats
     temperature: float = 0.0  # of the last step
-    fused: ops.FusedCanvas | None = None  # its state on the kernels, which then hold the history
     converged: bool = False  # stable and confident
     done: bool = False  # converged, or out of steps
 
@@ -110,6 +109,7 @@ def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noi
     return replace(
         canvas,
         step=canvas.step + 1,
+        fed=canvas.next,
         next=draft if done else torch.where(accepted, sampled, fresh),
         history=(*canvas.history, draft)[-k:] if k else (),
         logits=scaled,
@@ -128,28 +128,3 @@ def step(model: Denoiser[CacheT], canvas: Canvas, cache: CacheT, config: Generat
     after = advance(canvas, model.denoise(canvas.next, cache, canvas.signal), config, noise)
     assert after.logits is not None
     return replace(after, logits=None, signal=None if after.done else model.signal(after.logits))
-
-
-def step_on_kernels(
-    canvas: Canvas, hidden: Tensor, head: ops.Head, config: GenerationConfig, noise: PhiloxNoise
-) -> Canvas:
-    """The same from hidden rows [L, D] after the final norm; the one wait for the device is for `converged` and `done`."""
-    fused = canvas.fused
-    if fused is None:
-        table = torch.stack([temperature(config, step) for step in range(config.steps)])
-        fused = ops.FusedCanvas(canvas.next, table, config.stability, noise.seed, noise.attempt, canvas.number)
-    end = fused.step(hidden, head, config.entropy_bound, config.confidence)
-    converged, done = end.flags.tolist()
-    return replace(
-        canvas,
-        step=canvas.step + 1,
-        next=end.canvas.clone(),
-        signal=None if done else end.soft,
-        draft=end.draft,
-        accepted=end.accepted.clone(),
-        entropy=end.entropy,
-        temperature=float(temperature(config, canvas.step)),
-        fused=fused,
-        converged=bool(converged),
-        done=bool(done),
-    )

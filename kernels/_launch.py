@@ -1,11 +1,15 @@
 """How every kernel is launched: what the card is, which tile it gets, what the launch costs, and who may watch.
 
     wrapper ─ checks shapes ─ chooses a Tile for the Gpu ─ launch(kernel, grid, …) ─┬─► the card, or the interpreter
+                                                                                    ├─► the same, by an observer's hand,
+                                                                                    │   while watching(observer)
                                                                                     └─► a record, while recording(gpu)
 
 While recording, wrappers run on meta tensors of any size: nothing is launched, and each launch is noted exactly as the
 card would get it: kernel, grid, arguments, constants, warps, stages, bytes, flops. The compile suite compiles those, and
 the predicted time of a step is their sum. It also makes "no host sync" a law: a meta tensor has no values to wait for.
+
+While watching, launches are real, and the observer makes each one: before and behind it may record CUDA events.
 
 Importing this module asks no driver anything; a card is asked once, at its first launch.
 """
@@ -96,6 +100,21 @@ def is_recording() -> bool:
     return _recorder is not None
 
 
+Observer = Callable[[Launch, Callable[[], None]], None]  # a launch, and what makes it: to be called once or more
+_observer: Observer | None = None
+
+
+@contextmanager
+def watching(observer: Observer) -> Iterator[None]:
+    """Hands every launch inside to `observer`, who makes it. A recording comes first: it launches nothing to watch."""
+    global _observer
+    before, _observer = _observer, observer
+    try:
+        yield
+    finally:
+        _observer = before
+
+
 def gpu_of(x: Tensor) -> Gpu:
     """The card that `x` is on; the recorded one while recording; under the interpreter the smallest there is."""
     if _recorder is not None:
@@ -135,8 +154,11 @@ def launch(
     stages: int = 2,
     **constants: Any,
 ) -> None:
-    """Launch `kernel` on `grid` with positional `args` and constexpr `constants`; `cost` is asked only while recording."""
+    """Launch `kernel` on `grid` with positional `args` and constexpr `constants`; `cost` is for those who look."""
     if _recorder is not None:
         _recorder[1].append(Launch(kernel, grid, args, constants, warps, stages, cost()))
-        return
-    kernel[grid](*args, **constants, num_warps=warps, num_stages=stages)
+    elif _observer is not None:
+        noted = Launch(kernel, grid, args, constants, warps, stages, cost())
+        _observer(noted, lambda: kernel[grid](*args, **constants, num_warps=warps, num_stages=stages))
+    else:
+        kernel[grid](*args, **constants, num_warps=warps, num_stages=stages)

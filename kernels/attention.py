@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ._launch import Cost, Gpu, Tile, Tiles, choose, gpu_of, launch
+from ._out import filled, target
 from ._triton import tl, triton
 
 LOG2E = 1.4426950408889634  # scores are taken in bits, so that a power of two is an integer away
@@ -56,7 +57,9 @@ def visible(span: Tensor, window: int | None, rows: int, slots: int) -> Tensor:
     return (row < live) & (begin <= slot) & (slot < end)
 
 
-def attention_twin(q: Tensor, k_slab: Tensor, v_slab: Tensor, span: Tensor, window: int | None) -> Tensor:
+def attention_twin(
+    q: Tensor, k_slab: Tensor, v_slab: Tensor, span: Tensor, window: int | None, *, out: Tensor | None = None
+) -> Tensor:
     """q [T, H, d], slabs [KV, capacity, d] -> [T, H·d] in q's dtype, with the kernel's roundings; fp64 stays fp64."""
     (T, H, _), (KV, slots, d) = q.shape, k_slab.shape
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -68,17 +71,17 @@ def attention_twin(q: Tensor, k_slab: Tensor, v_slab: Tensor, span: Tensor, wind
     score = score.masked_fill(~seen.repeat_interleave(H // KV, 0), -torch.inf)
     p = (score - score.amax(-1, keepdim=True).ceil().clamp_min(torch.finfo(wide).min)).exp2()
     total = p.sum(-1, keepdim=True)
-    out = p.to(q.dtype).to(wide) @ values / total.masked_fill(total == 0, 1.0)
-    return out.to(q.dtype).view(KV, T, H // KV, d).permute(1, 0, 2, 3).reshape(T, H * d)
+    o = p.to(q.dtype).to(wide) @ values / total.masked_fill(total == 0, 1.0)
+    return filled("attention", out, o.to(q.dtype).view(KV, T, H // KV, d).permute(1, 0, 2, 3).reshape(T, H * d))
 
 
 # ── kernels ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _attention(
     Q, K, V, SPAN, OUT, PART, TOP, SUM,
-    queries, k_head, k_slot, v_head, v_slot,
+    queries, capacity, k_head, k_slot, v_head, v_slot,
     WINDOW: tl.constexpr, GROUP: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
     SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -96,6 +99,8 @@ def _attention(
     begin = tl.full([BM], first, tl.int32)
     if WINDOW > 0:
         begin = tl.where(causal != 0, tl.maximum(first, at + t - WINDOW + 1), first)
+    # nothing outside the slab, and no difference that wraps, whatever span says
+    begin, end = tl.minimum(tl.maximum(begin, 0), capacity), tl.minimum(tl.maximum(end, 0), capacity)
     tile_begin, tile_end = tl.min(begin, 0), tl.max(end, 0)
     edge_begin, edge_end = tl.max(begin, 0), tl.min(end, 0)
     share = tl.cdiv(tl.cdiv(tl.maximum(tile_end - tile_begin, 0), BN), SPLITS) * BN
@@ -190,10 +195,12 @@ def attention(
     most: int | None = None,
     splits: int | None = None,
     tile: Tile | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """q [T, H, d], slabs [KV, capacity, d] of q's dtype or e4m3, span int32 [4] -> [T, H·d] in q's dtype.
 
     `most`: as many keys as a row may see, for the number of splits only; what lies beyond is seen all the same.
+    `out`: where it is written, contiguous [T, H·d] of q's dtype. Slots outside the slab are not read, whatever span says.
     """
     (T, H, d), (KV, capacity, width) = q.shape, k_slab.shape
     if (
@@ -222,7 +229,7 @@ def attention(
     if window is not None:
         bound = min(bound, window - 1 + T)
     splits = splits or splits_of(tile, queries, KV, bound, gpu)
-    out = q.new_empty(T, H * d)
+    out = target("attention", out, (T, H * d), q.dtype, q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
     part, top, total = (
         (q.new_empty(splits, KV, queries, d, dtype=wide), *q.new_empty(2, splits, KV, queries, dtype=wide).unbind())
@@ -234,7 +241,7 @@ def attention(
         _attention,
         (-(-queries // tile.m), KV, splits),
         *(q, k_slab, v_slab, span, out, part, top, total),
-        *(queries, k_slab.stride(0), k_slab.stride(1), v_slab.stride(0), v_slab.stride(1)),
+        *(queries, capacity, k_slab.stride(0), k_slab.stride(1), v_slab.stride(0), v_slab.stride(1)),
         cost=lambda: Cost(bytes_moved(q, k_slab, bound, splits), flops(q, bound), "bf16"),
         warps=tile.warps,
         stages=tile.stages,

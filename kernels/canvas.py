@@ -5,16 +5,17 @@
     converged   the draft equals the last k drafts, and mean H < confidence
     done        converged, or out of steps: the state is then left alone, so that steps launched ahead do no harm
 
-Shapes     draft, sampled int64 [L], entropy fp32 [L]; the state (`State`) is read and written in place
+Shapes     draft, sampled int64 [L], entropy fp32 [L]; the state (`State`) is read and written in place, and keeps draft
+           and entropy of the last step beside it, for whoever reads a step behind its end
 Precision  Entropies are summed in fp64 and the sums rounded to fp32, as torch's cumsum does on a CPU: the same positions
            are accepted, whatever the order of addition. mean H likewise.
-Traffic    (8·k + 37)·L bytes: nothing; what counts is the latency of one launch.
+Traffic    (8·k + 49)·L bytes: nothing; what counts is the latency of one launch.
 Grid       One program of one warp: none waits for another, and no barrier is needed between reading and writing.
            64-bit keys, entropy above position, are sorted; the last accepted one is the threshold of all.
 Source     dgemma_local.sampler.advance, its second half; transformers 5.24 generation_diffusion_gemma.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -28,33 +29,84 @@ from ._philox import Key
 from ._triton import tl, triton
 
 RENOISE = int(Purpose.RENOISE)
+ALIGNED = 16  # bytes, of every view: what a vector load takes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
-    """One canvas between two denoising steps, on the device; k drafts of history, up to N steps."""
+class Views:
+    """One buffer by name: what the host writes to begin a canvas, and what it reads of a step, each one copy.
 
-    key: Key  # its `step` comes next, and is raised here
-    temperatures: Tensor  # fp32 [N], of every step
+    begins    numbers, step, temperature, canvas, flags
+    reports                               canvas, flags, accepted, draft, entropy
+    """
+
+    memory: Tensor  # uint8 [n]
+    key: Key  # its `step` comes next, and is raised by `update`
     temperature: Tensor  # fp32 [1], of the step that comes next
     canvas: Tensor  # int64 [L], what that step reads; when done, what is committed
-    accepted: Tensor  # bool [L], by the last step
-    history: Tensor  # int64 [k, L], the last drafts; that of step s in row s mod k
     flags: Tensor  # int32 [2]: converged, done
+    accepted: Tensor  # bool [L], by the last step
+    draft: Tensor  # int64 [L], of the last step
+    entropy: Tensor  # fp32 [L], nats, of the last step
+    begins: Tensor  # uint8, a slice of memory
+    reports: Tensor  # uint8, a slice of memory
+
+    @classmethod
+    def over(cls, memory: Tensor, length: int) -> "Views":
+        """Of a canvas of `length` in uint8 [n], n = `buffer_bytes(length)`, contiguous; ValueError elsewhere."""
+        size = buffer_bytes(length)
+        if (memory.shape, memory.dtype) != ((size,), torch.uint8) or not memory.is_contiguous():
+            raise ValueError(f"canvas: {tuple(memory.shape)} {memory.dtype}, wanted uint8 [{size}], contiguous")
+        if memory.storage_offset() % ALIGNED:
+            raise ValueError(f"canvas: a buffer at byte {memory.storage_offset()}, no multiple of {ALIGNED}")
+        at, end, views = {}, 0, {}
+        for name, (dtype, count) in _fields(length).items():
+            at[name] = end
+            views[name] = memory[end : end + count * dtype.itemsize].view(dtype)
+            end += _aligned(count * dtype.itemsize)
+        key = Key(views.pop("numbers"), views.pop("step"))
+        return cls(memory, key, **views, begins=memory[: at["accepted"]], reports=memory[at["canvas"] :])
+
+
+def _fields(length: int) -> dict[str, tuple[torch.dtype, int]]:
+    """Name, dtype and count of what lies in a buffer, in order."""
+    return {
+        "numbers": (torch.int32, 3),
+        "step": (torch.int32, 1),
+        "temperature": (torch.float32, 1),
+        "canvas": (torch.int64, length),
+        "flags": (torch.int32, 2),
+        "accepted": (torch.bool, length),
+        "draft": (torch.int64, length),
+        "entropy": (torch.float32, length),
+    }
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def buffer_bytes(length: int) -> int:
+    """Of a canvas of `length` tokens."""
+    return sum(_aligned(count * dtype.itemsize) for dtype, count in _fields(length).values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State(Views):
+    """One canvas between two denoising steps, on the device; k drafts of history, up to N steps."""
+
+    temperatures: Tensor  # fp32 [N], of every step
+    history: Tensor  # int64 [k, L], the last drafts; that of step s in row s mod k
 
     @classmethod
     def new(cls, length: int, stability: int, temperatures: Tensor) -> "State":
         """Room for a canvas of `length` on the device of `temperatures`; `begin` fills it."""
         device = temperatures.device
-        step = torch.zeros(1, dtype=torch.int32, device=device)
+        views = Views.over(torch.zeros(buffer_bytes(length), dtype=torch.uint8, device=device), length)
+        views.temperature.copy_(temperatures[:1])
+        history = torch.zeros(stability, length, dtype=torch.int64, device=device)
         return cls(
-            key=Key(torch.zeros(3, dtype=torch.int32, device=device), step),
-            temperatures=temperatures,
-            temperature=temperatures[:1].clone(),
-            canvas=torch.zeros(length, dtype=torch.int64, device=device),
-            accepted=torch.zeros(length, dtype=torch.bool, device=device),
-            history=torch.zeros(stability, length, dtype=torch.int64, device=device),
-            flags=torch.zeros(2, dtype=torch.int32, device=device),
+            **{f.name: getattr(views, f.name) for f in fields(views)}, temperatures=temperatures, history=history
         )
 
     def begin(self, first: Tensor, numbers: Tensor) -> None:
@@ -64,6 +116,10 @@ class State:
         self.key.step.zero_()
         self.flags.zero_()
         self.temperature.copy_(self.temperatures[:1])
+
+    def views(self, buffer: Tensor) -> Views:
+        """The same names over another buffer like `memory`, uint8 [n], on any device: where the host fills and reads."""
+        return Views.over(buffer, len(self.canvas))
 
 
 def update_twin(
@@ -86,6 +142,8 @@ def update_twin(
     done = converged or step + 1 >= len(state.temperatures)
     if k:
         state.history[step % k] = draft
+    state.draft.copy_(draft)
+    state.entropy.copy_(entropy)
     state.accepted.copy_(accepted)
     state.canvas.copy_(draft if done else torch.where(accepted, sampled, fresh))
     state.flags.copy_(torch.tensor([converged, done]))
@@ -95,7 +153,7 @@ def update_twin(
 
 @triton.jit
 def _update(
-    DRAFT, SAMPLED, ENTROPY, CANVAS, ACCEPTED, HISTORY, FLAGS, KEY, STEP, TEMPERATURES, TEMPERATURE,
+    DRAFT, SAMPLED, ENTROPY, CANVAS, ACCEPTED, LAST_DRAFT, LAST_ENTROPY, HISTORY, FLAGS, KEY, STEP, TEMPERATURES, TEMPERATURE,
     vocab_size, steps, bound, confidence,
     PURPOSE: tl.constexpr, L: tl.constexpr, STABILITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -133,6 +191,8 @@ def _update(
     sampled = tl.load(SAMPLED + place, live, other=0)
     tl.store(CANVAS + place, tl.where(done, draft, tl.where(accepted, sampled, fresh)), live)
     tl.store(ACCEPTED + place, accepted, live)
+    tl.store(LAST_DRAFT + place, draft, live)
+    tl.store(LAST_ENTROPY + place, entropy, live)
     tl.store(FLAGS, converged.to(tl.int32))
     tl.store(FLAGS + 1, done.to(tl.int32))
     tl.store(STEP, step + 1)
@@ -145,13 +205,14 @@ def update(
     """draft, sampled int64 [L], entropy fp32 [L], nats: the state becomes that of the next step."""
     k, L = state.history.shape
     given = {"draft": draft, "sampled": sampled, "entropy": entropy, "canvas": state.canvas, "accepted": state.accepted}
-    if any(tuple(t.shape) != (L,) or not t.is_contiguous() for t in given.values()):
+    if not L or any(tuple(t.shape) != (L,) or not t.is_contiguous() for t in given.values()):
         shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in given.items())
         raise ValueError(f"update: history {(k, L)}, and {shapes}")
     launch(
         _update,
         (1,),
-        *(draft, sampled, entropy, state.canvas, state.accepted, state.history, state.flags),
+        *(draft, sampled, entropy, state.canvas, state.accepted, state.draft, state.entropy),
+        *(state.history, state.flags),
         *(state.key.numbers, state.key.step, state.temperatures, state.temperature),
         *(vocab_size, len(state.temperatures), bound, confidence),
         cost=lambda: Cost(bytes_moved(L, k)),
@@ -164,5 +225,5 @@ def update(
 
 
 def bytes_moved(length: int, stability: int) -> int:
-    """Drafts, samples and entropies in; canvas, marks and one draft out; the history."""
-    return length * (8 + 8 + 4 + 8 + 1 + 8 * min(1, stability) + 8 * stability)
+    """Drafts, samples and entropies in; canvas, marks, draft and entropy out; one draft into the history, and that."""
+    return length * (8 + 8 + 4 + 8 + 1 + 8 + 4 + 8 * min(1, stability) + 8 * stability)

@@ -20,6 +20,7 @@ from torch import Tensor
 from dgemma_local.quant import Fp8, Weight, embedding
 
 from ._launch import Cost, contiguous, launch
+from ._out import filled, target
 from ._triton import tl, triton
 from .norms import _unit, norm, row_block
 
@@ -32,12 +33,13 @@ def embed_twin(
     eps: float = 0.0,
     self_conditioned: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
 ) -> Tensor:
     """ids [..., T] -> [..., T, D]; differentiable in a plain table and in soft."""
     x = embedding(table, ids, dtype) * scale
     if soft is not None:
         x = x + soft
-    return norm(x, None, eps) if self_conditioned else x
+    return filled("embed", out, norm(x, None, eps) if self_conditioned else x)
 
 
 @triton.jit
@@ -71,14 +73,18 @@ def embed(
     eps: float = 0.0,
     self_conditioned: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """ids [T] -> [T, D]. `dtype` is what an FP8 table is decoded to; `self_conditioned`: the norm of denoising passes."""
+    """ids [T] -> [T, D]. `dtype` is what an FP8 table is decoded to; `self_conditioned`: the norm of denoising passes.
+
+    `out`: where it is written, contiguous [T, D] of that dtype.
+    """
     vocabulary, width = table.shape
     codes, row_scale = (table.codes, table.scale) if isinstance(table, Fp8) else (table, None)
     if ids.dim() != 1 or not codes.is_contiguous():
         raise ValueError(f"embed: ids {tuple(ids.shape)}, table {tuple(table.shape)}, strides {codes.stride()}")
     contiguous("embed", ids=ids, row_scale=row_scale)
-    x = torch.empty(len(ids), width, dtype=codes.dtype if row_scale is None else dtype, device=ids.device)
+    x = target("embed", out, (len(ids), width), codes.dtype if row_scale is None else dtype, ids.device)
     if soft is not None and (soft.shape != x.shape or not soft.is_contiguous()):
         raise ValueError(f"embed: ids {tuple(ids.shape)}, soft {tuple(soft.shape)}, strides {soft.stride()}")
     launch(

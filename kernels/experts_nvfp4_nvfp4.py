@@ -25,7 +25,7 @@ from ._launch import Tile, Tiles, choose, gpu_of, launch
 from ._triton import tl, triton
 from .experts_grouped import SMALL, products_cost
 from .router import Routing
-from .rows import quantise_rows_nvfp4_twin, to_e2m1
+from .rows import larger, quantise_rows_nvfp4_twin, to_e2m1
 
 GATED: Tiles = {(12, 0): Tile(64, 0, 256, 4, 3)}
 DOWN: Tiles = {(12, 0): Tile(128, 0, 128, 4, 4)}
@@ -128,7 +128,7 @@ def _gated_item(
     GROUPS: tl.constexpr = BM // 16
     whole = tl.load(HG + expert)
     h = gated_gelu(gate, up, OUT).to(tl.float32).T.reshape(BN, GROUPS, 16)
-    scale = to_e4m3(whole * tl.div_rn(tl.max(tl.abs(h), 2), LARGEST))
+    scale = to_e4m3(whole * tl.div_rn(tl.reduce(tl.abs(h), 2, larger), LARGEST))
     scale = tl.where(scale.to(tl.float32) == 0, NO_SCALE, scale.to(tl.float32))
     unit = tl.div_rn(scale, tl.broadcast_to(whole, (BN, GROUPS)))
     code = to_e2m1(tl.div_rn(h, tl.broadcast_to(unit[:, :, None], (BN, GROUPS, 16))))

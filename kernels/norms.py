@@ -12,7 +12,7 @@
 
     quantised   scale = max|n| / 448,  codes = e4m3(n / scale)             any n, where an FP8 linear reads it
 
-Shapes     x, residual, h, n, dense, routed, y [T, D]; weights [D]; scalar [1]; codes [T, D] E4M3, scale [T, 1] fp32
+Shapes     x, residual, h, n, dense, routed, y [T, D]; weights [D]; scalar [1] or [T]; codes [T, D] E4M3, scale [T, 1] fp32
 Precision  sums, quotients and the product with a norm's weight in fp32, then one rounding to the model's dtype; + and
            · scalar round each. h and y are rounded before their own rms, n before it is quantised (a zero row: scale 1).
 Traffic    with s bytes an element: rms_norm 2s·T·D, sandwich (3 + readers)s·T·D, combine (4 + A)s·T·D; a quantised n counts
@@ -109,7 +109,7 @@ def combine_twin(
     if isinstance(routed, Pairs):
         routed = routed.summed()
     both = norm(dense, norm_1, eps) + norm(routed, norm_2, eps)
-    y = (residual + norm(both, norm_both, eps)) * scalar
+    y = (residual + norm(both, norm_both, eps)) * (scalar if scalar.numel() == 1 else scalar[:, None])
     return y, None if following is None else rms_norm_twin(y, following, eps, quantise)
 
 
@@ -190,7 +190,7 @@ def _sandwich(X, R, POST, H, PRE_1, N_1, S_1, PRE_2, N_2, S_2, eps, D: tl.conste
 @triton.jit
 def _combine(
     DENSE, ROUTED, PAIR, R, W_1, W_2, W, SCALAR, NEXT, Y, N, S, eps,
-    A: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    A: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
@@ -208,7 +208,7 @@ def _combine(
     w_1 = tl.load(W_1 + col, live, other=0.0)
     w_2 = tl.load(W_2 + col, live, other=0.0)
     w = tl.load(W + col, live, other=0.0)
-    scalar = tl.load(SCALAR).to(tl.float32)
+    scalar = tl.load(SCALAR + row * EACH).to(tl.float32)  # EACH 0: one of all rows
     if N is not None:
         following = tl.load(NEXT + col, live, other=0.0)
 
@@ -275,7 +275,10 @@ def combine(
     following: Tensor | None = None,
     quantise: bool = False,
 ) -> tuple[Tensor, Row | None]:
-    """dense, residual [T, D], routed the same or by pair -> y [T, D] and, if `following` is given, its norm or codes."""
+    """dense, residual [T, D], routed the same or by pair -> y [T, D] and, if `following` is given, its norm or codes.
+
+    scalar [1], or [T]: rows of the encoder and of a canvas, whose layers have scalars of their own, in one pass.
+    """
     by_pair, pair = (routed.y, routed.weights) if isinstance(routed, Pairs) else (routed, None)
     slots = 1 if pair is None else pair.shape[-1]
     weights = {"norm_1": norm_1, "norm_2": norm_2, "norm_both": norm_both, "following": following}
@@ -285,13 +288,14 @@ def combine(
     contiguous("combine", pair=pair)
     if by_pair.shape != (rows * slots, width) or not by_pair.is_contiguous():
         raise ValueError(f"combine: x {tuple(dense.shape)}, routed {tuple(by_pair.shape)}, {slots} of each row")
-    if scalar.numel() != 1:
-        raise ValueError(f"combine: scalar {tuple(scalar.shape)}, wanted one number")
+    if scalar.numel() != 1 and scalar.shape != (rows,):
+        raise ValueError(f"combine: scalar {tuple(scalar.shape)}, wanted one number, or one of each of {rows} rows")
+    contiguous("combine", scalar=scalar)
     y = torch.empty_like(dense)
     normed, codes, scale = (None, None, None) if following is None else _target(dense, quantise)
     launch(
         _combine, (rows,), dense, by_pair, pair, residual, norm_1, norm_2, norm_both, scalar, following, y, codes, scale, eps,
-        A=slots, D=width, **row_block(width),
+        A=slots, D=width, EACH=int(scalar.numel() > 1), **row_block(width),
         cost=lambda: combine_cost(rows, width, dense.element_size(), slots, None if following is None else quantise),
     )  # fmt: skip
     return y, normed

@@ -31,6 +31,8 @@ from .norms import normalise
 
 SPLITS = 11  # parts of D: 2,816 is 11 · 4 · 64
 GROUP_WARPS = 8
+MOST_PAIRS = 1 << 20  # elements of a block, triton's own bound: each program of `_router_group` holds all pairs
+ITEM = 32  # most pairs of an item of work
 
 # m rows; n rows of the softmax; k of D
 TILES: Tiles = {
@@ -204,7 +206,7 @@ def route(
     per_expert_scale: Tensor,
     top_k: int,
     eps: float,
-    block: int = 32,
+    block: int = ITEM,
     tile: Tile | None = None,
 ) -> Routing:
     """r [T, D], un-normalised -> Routing; `block` is the most pairs that one item of work may have."""
@@ -216,6 +218,7 @@ def route(
             f" per_expert_scale {tuple(per_expert_scale.shape)}, top_k {top_k}"
         )
     contiguous("route", scale=scale, proj=proj, per_expert_scale=per_expert_scale)
+    _countable(T * top_k, E, block)
     if not T or {scale.dtype, proj.dtype, per_expert_scale.dtype} != {r.dtype}:
         raise ValueError(f"route: r {tuple(r.shape)} {r.dtype}, {scale.dtype}, {proj.dtype}, {per_expert_scale.dtype}")
     tile = tile or choose(TILES, gpu_of(r))
@@ -240,7 +243,7 @@ def route(
 def group(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """chosen int32 [T, A] -> order, ends, items, as Routing has them."""
     pairs = chosen.numel()
-    items = items_at_most(pairs, experts, block)
+    items = _countable(pairs, experts, block)
     order, ends = chosen.new_empty(pairs), chosen.new_empty(experts)
     table = chosen.new_empty(items, 3)
     launch(
@@ -250,6 +253,14 @@ def group(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Ten
         warps=GROUP_WARPS, cost=lambda: Cost(4 * (2 * pairs + experts + 3 * items)),
     )  # fmt: skip
     return order, ends, table
+
+
+def _countable(pairs: int, experts: int, block: int) -> int:
+    """`items_at_most`; ValueError where there is nothing to count, or more than a block of triton holds."""
+    items = items_at_most(pairs, experts, block) if block > 0 else 0
+    if pairs > MOST_PAIRS or not 0 < items <= MOST_PAIRS:
+        raise ValueError(f"route: {pairs} pairs in blocks of {block}, wanted 1 … {MOST_PAIRS} pairs and as many items")
+    return items
 
 
 def logits_cost(T: int, D: int, E: int, element_bytes: int) -> Cost:

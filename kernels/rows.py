@@ -6,7 +6,8 @@
 Shapes    x [T, D] -> codes E4M3 [T, D], scale fp32 [T, 1]; or packed uint8 [T, D/2], scale E4M3 [T, D/16] under a global
           scale fp32 [1] that the checkpoint holds (the weight's input_scale) and that divides.
 Precision Everything in fp32 from x in its own dtype, true divisions, one rounding to a code. A group whose scale would
-          be 0 gets 0.125, as compressed-tensors gives the weights.
+          be 0 gets 0.125, as compressed-tensors gives the weights. A NaN stays one: its group's scale is NaN, for a
+          code in four bits has none.
 Traffic   x read once, codes written: (2 + 1)·T·D bytes, or (2 + ½)·T·D.
 Grid      one program a row.
 Source    compressed-tensors, "token, dynamic, symmetric" and "tensor_group, local"; vLLM's scaled_fp8_quant.
@@ -66,6 +67,12 @@ def to_e2m1(x):
 
 
 @triton.jit
+def larger(a, b):
+    """The larger of two, and NaN if either is: `tl.max` would pass it over."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _quantise_rows_nvfp4(
     X, GLOBAL, PACKED, SCALE, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, NO_SCALE: tl.constexpr
 ):
@@ -74,7 +81,7 @@ def _quantise_rows_nvfp4(
     column = tl.arange(0, GROUPS)[:, None] * 16 + tl.arange(0, 16)[None, :]
     x = tl.load(X + row * D + column, column < D, other=0.0).to(tl.float32)  # [GROUPS, 16]
     whole = tl.load(GLOBAL)
-    scale = to_e4m3(whole * tl.div_rn(tl.max(tl.abs(x), 1), LARGEST))
+    scale = to_e4m3(whole * tl.div_rn(tl.reduce(tl.abs(x), 1, larger), LARGEST))
     scale = tl.where(scale.to(tl.float32) == 0, NO_SCALE, scale.to(tl.float32))
     unit = tl.div_rn(scale, tl.broadcast_to(whole, (GROUPS,)))
     code = to_e2m1(tl.div_rn(x, tl.broadcast_to(unit[:, None], (GROUPS, 16))))

@@ -25,6 +25,7 @@ from torch import Tensor
 from dgemma_local.quant import Fp8
 
 from ._launch import ADA, BLACKWELL, HOPPER, Cost, Gpu, Tile, Tiles, choose, gpu_of, launch
+from ._out import target
 from ._triton import tl, triton
 from .draw import Parts, scaled
 
@@ -270,11 +271,20 @@ def weigh(
 
 
 def combine(
-    sums: Tensor, total: Tensor, scale: float, dtype: torch.dtype, reference: bool, unit: Tensor | None = None
+    sums: Tensor,
+    total: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    reference: bool,
+    unit: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """sums [splits, T, D] in units of `unit`, total [T] -> soft [T, D]. `reference`: p was divided by the total before."""
+    """sums [splits, T, D] in units of `unit`, total [T] -> soft [T, D]. `reference`: p was divided by the total before.
+
+    `out`: where it is written, contiguous [T, D] of `dtype`.
+    """
     (splits, T, D), t = sums.shape, COMBINED
-    out = torch.empty(T, D, dtype=dtype, device=sums.device)
+    out = target("combine", out, (T, D), dtype, sums.device)
     launch(
         _combine, (-(-T // t.m), -(-D // t.n)), sums, total, total if unit is None else unit, out, T, splits, scale,
         cost=lambda: Cost(T * D * (4 * splits + out.element_size()), T * D * splits),

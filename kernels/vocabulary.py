@@ -39,6 +39,7 @@ from dgemma_local.noise import LANES, row_blocks
 from dgemma_local.quant import Fp8
 
 from ._launch import ADA, BLACKWELL, HOPPER, Gpu, contiguous, gpu_of
+from ._out import filled, target
 from ._philox import Key
 from .draw import Drawn, Parts, draw, draw_twin, scaled_twin, settle
 from .draw import tile_for as draw_tile
@@ -81,6 +82,7 @@ def vocabulary_step_twin(
     dtype: torch.dtype | None = None,
     across: Across | None = None,
     chunk: int | None = None,
+    out: Tensor | None = None,
 ) -> Step:
     """The same in torch, by blocks of rows; fp64 in, fp64 all the way. `dtype` is the model's, if hidden is FP8.
 
@@ -100,7 +102,7 @@ def vocabulary_step_twin(
         torch.cat([d.draft for d in drawn]),
         torch.cat([d.entropy for d in drawn]),
         torch.cat([d.sampled for d in drawn]),
-        torch.cat(softened) if soft else None,
+        filled("vocabulary_step", out, torch.cat(softened)) if soft else None,
     )
 
 
@@ -116,19 +118,20 @@ def vocabulary_step(
     dtype: torch.dtype | None = None,
     across: Across | None = None,
     chunk: int | None = None,
+    out: Tensor | None = None,
 ) -> Step:
     """hidden [T, D], E [V, D] -> Step. Nothing waits for the host; temperature and key are read on the device.
 
     `dtype` is the model's, if hidden is FP8 and does not say; `across` an FP8 E as `transpose_codes` laid it; `chunk` the
-    ids at a time of the fast mode.
+    ids at a time of the fast mode; `out` where the soft embedding is written, contiguous [T, D] of the model's dtype.
     """
     if hidden.shape[1] != E.shape[1] or temperature.shape != (1,) or temperature.dtype != torch.float32:
         raise ValueError(
             f"vocabulary_step: hidden {tuple(hidden.shape)}, E {tuple(E.shape)}, "
             f"temperature {tuple(temperature.shape)} {temperature.dtype}"
         )
-    if not hidden.shape[0] or not softcap > 0:
-        raise ValueError(f"vocabulary_step: hidden {tuple(hidden.shape)}, softcap {softcap}")
+    if not hidden.shape[0] or not softcap > 0 or (out is not None and not soft):
+        raise ValueError(f"vocabulary_step: hidden {tuple(hidden.shape)}, softcap {softcap}, soft {soft}")
     for what, rows in (("hidden", hidden), ("E", E)):
         contiguous(
             "vocabulary_step", **{what: _data(rows), f"{what}_scale": rows.scale if isinstance(rows, Fp8) else None}
@@ -138,9 +141,10 @@ def vocabulary_step(
     if across is not None and (across.codes.shape[0], *across.factor.shape) != (E.shape[1], E.shape[0]):
         raise ValueError(f"vocabulary_step: E {tuple(E.shape)}, across {tuple(across.codes.shape)}")
     dtype = dtype or (hidden.dtype if isinstance(hidden, Tensor) else torch.bfloat16)
+    out = target("vocabulary_step", out, (hidden.shape[0], E.shape[1]), dtype, temperature.device) if soft else None
     if reference:
-        return _reference(hidden, E, softcap, temperature, embed_scale, key, soft, dtype, across)
-    return _fast(hidden, E, softcap, temperature, embed_scale, key, soft, dtype, across, chunk)
+        return _reference(hidden, E, softcap, temperature, embed_scale, key, out, dtype, across)
+    return _fast(hidden, E, softcap, temperature, embed_scale, key, out, dtype, across, chunk)
 
 
 def _reference(
@@ -150,7 +154,7 @@ def _reference(
     temperature: Tensor,
     embed_scale: float,
     key: Key,
-    soft: bool,
+    out: Tensor | None,
     dtype: torch.dtype,
     across: Across | None,
 ) -> Step:
@@ -159,21 +163,21 @@ def _reference(
     peaks = torch.empty(T, -(-V // logits_tile(hidden, E, False).n), device=device)
     tiles = -(-V // draw_tile(True, gpu_of(raw)).k)
     parts = Parts.empty(T, 1, tiles, tiles, device)
-    codes = _codes(T, V, device) if soft and across is not None else None
+    codes = _codes(T, V, device) if out is not None and across is not None else None
     factor = None if across is None else across.factor
     logits(hidden, E, raw, peaks, 0, V)
     draw(raw, peaks, codes, factor, softcap, temperature, key, parts, 0, V, 0, reference=True)
     drawn, total = settle(parts, V, reference=True)
-    if not soft:
+    if out is None:
         return _step(drawn, None)
     if codes is not None and across is not None:
         sums = _sums(codes, E, V, SPLIT_COST)
         weigh_codes(codes, across, sums, parts.centre, 0, V, 0)
-        return _step(drawn, combine(sums, total, embed_scale, dtype, reference=False, unit=across.unit))
+        return _step(drawn, combine(sums, total, embed_scale, dtype, reference=False, unit=across.unit, out=out))
     probabilities(raw, V, softcap, temperature, parts, total, E.scale if isinstance(E, Fp8) else None)
     sums = _sums(raw, E, V, SPLIT_COST)
     weigh(raw, E, sums, parts.centre, 0, V, 0)
-    return _step(drawn, combine(sums, total, embed_scale, dtype, reference=True))
+    return _step(drawn, combine(sums, total, embed_scale, dtype, reference=True, out=out))
 
 
 def _fast(
@@ -183,7 +187,7 @@ def _fast(
     temperature: Tensor,
     embed_scale: float,
     key: Key,
-    soft: bool,
+    out: Tensor | None,
     dtype: torch.dtype,
     across: Across | None,
     chunk: int | None,
@@ -198,13 +202,13 @@ def _fast(
     per_chunk = -(-chunk // span)
     tiles = (chunks - 1) * per_chunk + -(-(V - (chunks - 1) * chunk) // span)
     parts = Parts.empty(T, chunks, per_chunk, tiles, device)
-    sums = _sums(weights, E, chunk, CHUNK_SPLIT_COST) if soft else None
+    sums = None if out is None else _sums(weights, E, chunk, CHUNK_SPLIT_COST)
     for i in range(chunks):
         begin, end = i * chunk, min((i + 1) * chunk, V)
         peaks = torch.empty(T, -(-(end - begin) // logits_tile(hidden, E, True).n), device=device)
         logits(hidden, E, raw, peaks, begin, end, resident=True)
         draw(
-            raw, peaks, weights if soft else None, factor, softcap, temperature, key, parts, begin, end, i,
+            raw, peaks, None if out is None else weights, factor, softcap, temperature, key, parts, begin, end, i,
             reference=False,
         )  # fmt: skip
         if sums is None:
@@ -217,7 +221,7 @@ def _fast(
     if sums is None:
         return _step(drawn, None)
     unit = None if across is None else across.unit
-    return _step(drawn, combine(sums, total, embed_scale, dtype, reference=False, unit=unit))
+    return _step(drawn, combine(sums, total, embed_scale, dtype, reference=False, unit=unit, out=out))
 
 
 def _codes(rows: int, ids: int, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """A block-diffusion model in a few lines, which sees exactly what its cache holds and remembers what it was asked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,6 +50,8 @@ class FakeModel:
     max_positions: int = 1000
     doubt: int = 0
     croppable: bool = True
+    joins: int = 0
+    mode: str = "fake"
     before: Callable[[int], None] = lambda _: None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     step: int = 0  # within the canvas
@@ -69,8 +71,15 @@ class FakeModel:
         rest = [*self.script[since:], *[PAD] * self.canvas_length]
         return rest[: self.canvas_length]
 
-    def advance(self, canvas: Canvas, cache: FakeCache, config: GenerationConfig, noise: Noise) -> Canvas:
-        return sampler.step(self, canvas, cache, config, noise)
+    def denoising(
+        self, ids: Sequence[int], number: int, cache: FakeCache, config: GenerationConfig, noise: Noise
+    ) -> Iterator[Canvas]:
+        if ids:
+            self.encode(torch.tensor(ids), cache)
+        canvas = sampler.begin(number, noise)
+        while not canvas.done:
+            canvas = sampler.step(self, canvas, cache, config, noise)
+            yield canvas
 
     def denoise(self, canvas: Tensor, cache: FakeCache, previous: Tensor | None) -> Tensor:
         self.before(len(self.fed))

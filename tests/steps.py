@@ -1,16 +1,17 @@
-"""One denoising step of the 26B model as launches, for any published checkpoint and any card, without weights.
+"""The passes of the 26B model as launches, for any published checkpoint and any card, without weights.
 
     with recording(ADA) as launches:
         run("redhat-nvfp4")
 
-Parameters are meta tensors in the forms that the loader would give them; the cache has CONTEXT committed tokens; the
-step is one in the middle of a canvas, conditioned on the step before.
+Parameters are meta tensors in the forms that the loader would give them; the cache is planned for CONTEXT committed
+tokens and a canvas. The passes are `captured`'s: a step in the middle of a canvas, and a canvas's first, with which rows
+of the canvas before it join the cache.
 """
 
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -20,13 +21,12 @@ import published
 import torch
 import triton  # noqa: F401  before the kernels, which look whether somebody did
 
-from dgemma_local.cache import Cache, Room
+from dgemma_local.cache import Room
+from dgemma_local.captured import Captured
 from dgemma_local.config import GenerationConfig, ModelConfig
 from dgemma_local.layout import Held, Options, plan
 from dgemma_local.model import PREFILL_CHUNK, DiffusionGemma
-from dgemma_local.noise import PhiloxNoise
 from dgemma_local.quant import Weight
-from dgemma_local.sampler import Canvas
 from dgemma_local.schemes import scheme_of
 
 CONTEXT = 1024  # committed tokens, as the floors of README assume
@@ -70,24 +70,29 @@ def model(checkpoint: str, light: bool) -> DiffusionGemma:
     return DiffusionGemma(config(), weights(checkpoint, light))
 
 
+def _asked(light: bool) -> AbstractContextManager[object]:
+    return mock.patch.dict(os.environ, DGEMMA_OPS="fp8-soft" if light else "")
+
+
 @cache
-def memory(checkpoint: str, light: bool) -> Cache:
+def session(checkpoint: str, light: bool) -> Captured:
+    """The fixed memory of its passes; `light`: with a second copy of the embedding, for the soft one in FP8."""
     network = model(checkpoint, light)
-    committed = network.new_cache()
-    committed.reserve(Room(context=CONTEXT + network.canvas_length, rows=PREFILL_CHUNK, slack=0))
-    committed.length = CONTEXT
-    return committed
+    room = Room(context=CONTEXT + network.canvas_length, rows=PREFILL_CHUNK, slack=0)
+    with _asked(light):
+        made = Captured(network, room)
+        made.prepare(STEPS)
+    return made
 
 
 @cache
 def lasting(checkpoint: str, light: bool) -> frozenset[int]:
     """The storages that a step finds and leaves: weights, keys and values. Everything else is made and used up in it."""
-    committed = memory(checkpoint, light)
-    slabs = [slab for i in range(len(config().layers)) for slab in committed.slab(i)]
+    made = session(checkpoint, light)
+    slabs = [slab for i in range(len(config().layers)) for slab in made.cache.slab(i)]
     tensors = [*slabs, *(t for w in weights(checkpoint, light).values() for t in parts(w))]
-    head = model(checkpoint, light)._head
-    if head is not None and head.across is not None:
-        tensors += [head.across.codes, head.across.factor, head.across.unit]
+    if (across := made.head.across) is not None:
+        tensors += [across.codes, across.factor, across.unit]
     return frozenset(t.untyped_storage()._cdata for t in tensors)
 
 
@@ -97,19 +102,15 @@ def parts(weight: Weight) -> list[torch.Tensor]:
     return [getattr(weight, f.name) for f in fields(weight) if isinstance(getattr(weight, f.name), torch.Tensor)]
 
 
+@torch.inference_mode()
 def run(checkpoint: str, light: bool = False) -> None:
     """One denoising step; to be called while recording."""
-    network, committed = model(checkpoint, light), memory(checkpoint, light)
-    length, width = network.canvas_length, network.config.hidden_size
-    canvas = Canvas(
-        number=1,
-        step=3,
-        next=torch.empty(length, dtype=torch.int64, device="meta"),
-        signal=torch.empty(length, width, dtype=network.dtype, device="meta"),
-        history=(torch.empty(length, dtype=torch.int64, device="meta"),),
-    )
-    noise = PhiloxNoise(seed=0, length=length, vocab_size=network.config.vocab_size, device=torch.device("meta"))
-    asked = mock.patch.dict(os.environ, DGEMMA_OPS="fp8-soft" if light else "")
-    # behind the last launch the flags are read, and meta tensors hold nothing
-    with asked, suppress(NotImplementedError):
-        network.advance(canvas, committed, STEPS, noise)
+    with _asked(light):
+        session(checkpoint, light).step()
+
+
+@torch.inference_mode()
+def run_first(checkpoint: str, light: bool = False) -> None:
+    """A canvas's first step, and the commit of the one before in the same pass; likewise."""
+    with _asked(light):
+        session(checkpoint, light).first()

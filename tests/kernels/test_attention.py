@@ -199,6 +199,36 @@ def test_slabs_of_any_strides() -> None:
     assert torch.equal(attention(q, *views, span, None), attention(q, k, v, span, None))
 
 
+WILD: dict[str, Span] = {
+    "past the end": (0, 30, 12, 0),
+    "past the end, prompt": (0, 30, 12, 1),
+    "behind the end": (50, 60, 12, 0),
+    "before the start": (-20, 3, 12, 0),
+    "before the start, prompt": (-20, -5, 12, 1),
+    "more rows than there are": (0, 4, 1 << 20, 0),
+    "first above everything": (2**31 - 1, 0, 12, 0),
+    "sums that wrap": (-(2**31), 2**31 - 9, 40, 1),
+    "sums that wrap, canvas": (2**31 - 1, 2**31 - 1, 40, 0),
+    "differences that wrap": (2**31 - 1, -(2**31), 40, 1),
+}
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("name", WILD)
+def test_nothing_outside_the_slab_is_read(name: str, window: int | None, splits: int) -> None:
+    """Whatever span says; a slab amid others, which bounds.py guards and whose neighbours are NaN."""
+    q = operands(40 if "wrap" in name else 12, 2, 1, 16, (0, 0, 12, 0), torch.float32)[0]
+    around = torch.full((2, 3, 32, 16), torch.nan)
+    around[:, 1] = torch.randn(2, 32, 16, generator=torch.Generator().manual_seed(3))
+    k, v = around[:, 1:2]
+    span = torch.tensor(WILD[name], dtype=torch.int32)
+    ours = attention(q, k, v, span, window, splits=splits, tile=SMALL)
+    assert ours.isfinite().all()
+    if "wrap" not in name:  # there the twin counts on, and sees all or nothing
+        assert_near(ours, attention_twin(q.double(), k, v, span, window).float(), **IN_FP32)
+
+
 # ── the launch ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

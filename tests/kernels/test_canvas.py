@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dgemma_local.kernels import _philox
-from dgemma_local.kernels.canvas import State, update, update_twin
+from dgemma_local.kernels.canvas import State, Views, update, update_twin
 from torch import Tensor
 
 from dgemma_local import sampler
@@ -47,6 +47,8 @@ def assert_same(state: State, canvas: Canvas) -> None:
     assert int(state.key.step) == canvas.step
     assert torch.equal(state.accepted, canvas.accepted)
     assert torch.equal(state.canvas, canvas.next)
+    assert canvas.draft is not None and torch.equal(state.draft, canvas.draft)
+    assert canvas.entropy is not None and torch.equal(state.entropy, canvas.entropy)
     assert state.flags.tolist() == [canvas.converged, canvas.done]
 
 
@@ -171,6 +173,84 @@ def test_confidence_is_strict(form: Update) -> None:
     assert state.flags.tolist() == [0, 0]
     form(state, ids, ids, torch.full((4,), 0.25), VOCAB, 0.1, 0.2500001)
     assert state.flags.tolist() == [1, 1]
+
+
+# ── the buffer ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BEGINS = ("numbers", "step", "temperature", "canvas", "flags")
+REPORTS = ("canvas", "flags", "accepted", "draft", "entropy")
+
+
+def named(views: Views) -> dict[str, Tensor]:
+    """Every view but memory and its slices."""
+    own = {name: getattr(views, name) for name in ("temperature", *REPORTS)}
+    return {"numbers": views.key.numbers, "step": views.key.step, **own}
+
+
+def bytes_of(view: Tensor, memory: Tensor) -> range:
+    first = view.data_ptr() - memory.data_ptr()
+    return range(first, first + view.nbytes)
+
+
+@pytest.mark.parametrize("length", [1, 12, 37, 256])
+def test_the_buffer_holds_every_view_once_and_aligned(length: int) -> None:
+    state, _, _ = new_state(length, CONFIG)
+    places = {name: bytes_of(view, state.memory) for name, view in named(state).items()}
+    assert all(place.start % 16 == 0 for place in places.values())
+    assert sum(map(len, places.values())) == len(set().union(*places.values()))  # none overlaps another
+    for copied, names in ((state.begins, BEGINS), (state.reports, REPORTS)):
+        assert copied.dtype == torch.uint8 and copied.is_contiguous()
+        inside = bytes_of(copied, state.memory)
+        assert {name for name, place in places.items() if set(place) <= set(inside)} == set(names)
+        assert {name for name, place in places.items() if set(place) & set(inside)} == set(names)
+    assert [len(state.canvas), len(state.draft), len(state.entropy), len(state.accepted)] == [length] * 4
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_copy_begins_a_canvas_and_one_reports_a_step(form: Update) -> None:
+    """By way of a host's buffer, as `begin` would and as the state has it; neither carries more than its own."""
+    told, copied = (new_state(12, CONFIG)[0] for _ in range(2))
+    for state in (told, copied):
+        state.memory.fill_(0x55)
+    host = told.views(torch.zeros_like(told.memory))
+    first, numbers = torch.arange(12) + 1, _philox.key_numbers(SEED, ATTEMPT, NUMBER + 1)
+    host.canvas.copy_(first)
+    host.key.numbers.copy_(numbers)
+    host.temperature.copy_(told.temperatures[:1])
+    copied.begins.copy_(host.begins)
+    told.begin(first, numbers)
+    for name, view in named(told).items():
+        assert torch.equal(view.view(torch.uint8), named(copied)[name].view(torch.uint8)), name
+
+    ids, entropy = torch.arange(12), torch.linspace(0, 1, 12)
+    form(copied, ids, (ids + 1) % 12, entropy, VOCAB, 0.1, 0.0)
+    ring = torch.full((3, len(copied.memory)), 0x11, dtype=torch.uint8)
+    host = copied.views(ring[1])
+    host.reports.copy_(copied.reports)
+    for name in REPORTS:
+        assert torch.equal(getattr(host, name), getattr(copied, name))
+    assert torch.equal(host.draft, ids) and torch.equal(host.entropy, entropy)
+    assert host.key.step.item() == 0x11111111 and (ring[::2] == 0x11).all()
+
+
+def test_buffers_that_do_not_fit() -> None:
+    state, _, _ = new_state(12, CONFIG)
+    size = len(state.memory)
+    for buffer in (
+        torch.zeros(size + 16, dtype=torch.uint8),
+        torch.zeros(size, dtype=torch.int8),
+        torch.zeros(2 * size, dtype=torch.uint8)[::2],
+    ):
+        with pytest.raises(ValueError, match=rf"^canvas: \(\d+,\) .*, wanted uint8 \[{size}\], contiguous$"):
+            state.views(buffer)
+    with pytest.raises(ValueError, match=r"^canvas: a buffer at byte 8, no multiple of 16$"):
+        state.views(torch.zeros(size + 8, dtype=torch.uint8)[8:])
+
+
+def test_a_canvas_of_no_tokens_is_refused() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"update: history \(1, 0\)"):
+        update(State.new(0, 1, torch.ones(4)), none, none, torch.zeros(0), VOCAB, 0.1, 0.1)
 
 
 def test_shapes_that_do_not_fit() -> None:

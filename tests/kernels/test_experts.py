@@ -216,14 +216,26 @@ def test_decoding_once_is_the_same(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) ->
     check("nvfp4", 20, D=128, F=64, E=4, A=2)
 
 
-def test_a_bad_row_stays_alone() -> None:
-    routing, (gate_up, down) = routing_of(20, 4, 2), matrices(4, 64, 32, "nvfp4", BF16)
+@pytest.mark.parametrize("layout", ["nvfp4", "nvfp4 x nvfp4"])
+def test_a_bad_row_stays_alone(layout: str) -> None:
+    routing, (gate_up, down) = routing_of(20, 4, 2), matrices(4, 64, 32, layout, BF16)
     x = rows(20, 64, BF16)
-    good = experts(x, routing, gate_up, down)
+    good = experts(quantised(x, layout), routing, gate_up, down)
     x[3, 5] = torch.nan
-    bad = experts(x, routing, gate_up, down)
+    bad = experts(quantised(x, layout), routing, gate_up, down)
     others = torch.arange(20) != 3
     assert bad[3].isnan().all() and torch.equal(bad[others], good[others])
+
+
+@pytest.mark.parametrize("layout", ["nvfp4", "nvfp4 x nvfp4"])
+def test_one_number_that_is_none_spoils_its_experts_pairs(layout: str) -> None:
+    """One NaN among the finite numbers of a pair's h, also where h is packed in four bits on the way."""
+    routing, (gate_up, down) = routing_of(20, 4, 2), matrices(4, 64, 32, layout, BF16)
+    assert isinstance(gate_up, Nvfp4)
+    gate_up.scale.view(torch.uint8)[1, 5, 2] = 0x7F
+    y = door.experts(quantised(rows(20, 64, BF16), layout), routing, gate_up, down, BF16).y
+    theirs = routing.chosen.flatten() == 1
+    assert y[theirs].isnan().all() and y[~theirs].isfinite().all() and theirs.any()
 
 
 # ── what is refused, and what a card would get ────────────────────────────────────────────────────────────────────

@@ -17,19 +17,20 @@ from tiny import write_tiny
 from tiny_quantised import write_quantised
 from torch import Tensor
 
-from dgemma_local import ops, sampler
-from dgemma_local.cache import Cache
+from dgemma_local import ops
+from dgemma_local.cache import Cache, Room
+from dgemma_local.captured import Captured
 from dgemma_local.config import GenerationConfig
 from dgemma_local.engine import Conversation
-from dgemma_local.events import CanvasCommitted, Event, StepDone
+from dgemma_local.events import CanvasCommitted, Event, Prefilled, StepDone
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
 
 STEPS = GenerationConfig(
-    steps=3, t_min=0.4, t_max=0.8, entropy_bound=3.0, confidence=0.005, stability=1, end_ids=(), pad_id=0
+    steps=2, t_min=0.4, t_max=0.8, entropy_bound=3.0, confidence=0.005, stability=1, end_ids=(), pad_id=0
 )
-PROMPT = [2, 5, 9, 33, 17, 41, 8, 8, 29, 60, 3]  # past the window of 8
-SMALL = {"pattern": "fsf", "canvas": 6}  # the last layer of an encoder pass does not attend: a full one before it must
+PROMPT = [2, 5, 9, 33, 17, 41, 8, 8, 29, 60]  # past the window of 8
+SMALL = {"pattern": "fsf", "canvas": 4}  # the last layer of an encoder pass does not attend: a full one before it must
 On = Callable[[str], None]
 
 
@@ -56,49 +57,51 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return open_model(folder, torch.float32)
 
 
-def answer(model: DiffusionGemma, seed: int) -> list[Event]:
+def fixed(model: DiffusionGemma) -> Captured:
+    """On the kernels' fixed memory, in chunks of two canvases."""
+    return Captured(model, Room(context=40, rows=2 * model.canvas_length, slack=model.canvas_length))
+
+
+def answer(model: DiffusionGemma, seed: int, on_kernels: bool) -> list[Event]:
     noise = PhiloxNoise(seed, model.canvas_length, model.config.vocab_size, model.device)
-    return list(Conversation(model).answer(PROMPT, STEPS, noise, 2 * model.canvas_length))
+    talk: Conversation[Cache] = Conversation(fixed(model) if on_kernels else model)
+    return list(talk.answer(PROMPT, STEPS, noise, 2 * model.canvas_length))
 
 
 def test_an_answer_on_the_kernels_is_the_twins_token_for_token(model: DiffusionGemma, on: On) -> None:
-    """Two canvases: prefill past the window, denoising with and without a signal, a commit."""
+    """Two canvases: prefill past the window, denoising with and without a signal, a commit within a first step."""
     on("torch")
-    want = answer(model, 3)
+    want = answer(model, 3, on_kernels=False)
     on("")
-    got = answer(model, 3)
+    got = answer(model, 3, on_kernels=True)
     assert [type(event) for event in got] == [type(event) for event in want]
     for ours, twin in zip(got, want, strict=True):
         if isinstance(ours, StepDone) and isinstance(twin, StepDone):
             for what in ("fed", "draft", "accepted", "next", "temperature", "done"):
                 assert getattr(ours, what) == getattr(twin, what), what
             assert ours.entropy == pytest.approx(twin.entropy, abs=1e-3)  # what rounding grows to over the steps
+        elif isinstance(ours, Prefilled) and isinstance(twin, Prefilled):
+            assert ours.joining == model.canvas_length and replace(ours, joining=0) == twin
         else:
             assert ours == twin
     assert sum(isinstance(event, CanvasCommitted) for event in got) == 2
 
 
-def test_states_are_left_alone_and_a_retry_draws_anew(tmp_path: Path) -> None:
-    """A step's state is the same after the next one; the last leaves no signal; another attempt, other noise."""
+def test_a_retry_draws_anew(tmp_path: Path) -> None:
+    """Another attempt, other noise, of the first canvas and of what is not accepted."""
     write_tiny(tmp_path, pattern="f", canvas=6)
     model, states = open_model(tmp_path, torch.float32), {}
     for attempt in (0, 1):
         noise = PhiloxNoise(3, 6, model.config.vocab_size, model.device, attempt)
-        cache = model.new_cache()
-        model.encode(torch.tensor(PROMPT), cache)
-        canvas = sampler.begin(0, noise)
-        one = model.advance(canvas, cache, replace(STEPS, steps=2), noise)
-        kept = one.next.clone(), one.accepted.clone()  # type: ignore[union-attr]
-        two = model.advance(one, cache, replace(STEPS, steps=2), noise)
-        assert torch.equal(one.next, kept[0]) and torch.equal(one.accepted, kept[1])  # type: ignore[arg-type]
-        assert one.signal is not None and not one.done and two.signal is None and two.done
-        twin = noise.renoise(0, 0)
-        assert torch.equal(one.next[~kept[1]], twin[~kept[1]])
+        runner = fixed(model)
+        one, two = runner.denoising(PROMPT[:6], 0, runner.new_cache(), replace(STEPS, steps=2), noise)
+        assert one.accepted is not None and not one.done and two.done
+        assert torch.equal(one.fed, noise.canvas(0))  # type: ignore[arg-type]
+        assert torch.equal(one.next[~one.accepted], noise.renoise(0, 0)[~one.accepted])
         states[attempt] = one.next
     assert not torch.equal(states[0], states[1])
 
 
-@torch.inference_mode()
 def test_fast_head_reaches_the_end_of_a_step(tmp_path: Path, on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny(tmp_path, pattern="f", canvas=6)
     model, asked = open_model(tmp_path, torch.float32), []
@@ -111,9 +114,37 @@ def test_fast_head_reaches_the_end_of_a_step(tmp_path: Path, on: On, monkeypatch
     monkeypatch.setattr(vocabulary, "vocabulary_step", spy)
     for words in ("", "fast-head"):
         on(words)
-        noise = PhiloxNoise(3, 6, model.config.vocab_size, model.device)
-        model.advance(sampler.begin(0, noise), model.new_cache(), STEPS, noise)
+        noise, runner = PhiloxNoise(3, 6, model.config.vocab_size, model.device), fixed(model)
+        next(runner.denoising([], 0, runner.new_cache(), replace(STEPS, steps=1), noise))
     assert asked == [True, False]
+
+
+def test_a_kernel_that_was_found_wrong_is_replaced_by_its_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time: what the first step comes to is the same without it, and it is never asked."""
+    write_tiny(tmp_path, pattern="f", canvas=4)
+    model = open_model(tmp_path, torch.float32)
+
+    def first() -> list[int]:
+        noise, runner = PhiloxNoise(3, 4, model.config.vocab_size, model.device), fixed(model)
+        (step,) = runner.denoising(PROMPT[:3], 0, runner.new_cache(), replace(STEPS, steps=1), noise)
+        drafts: list[int] = step.next.tolist()
+        return drafts
+
+    monkeypatch.setenv("DGEMMA_OPS", "twins")
+    want = first()
+    monkeypatch.setenv("DGEMMA_OPS", "")
+    for name in ("embed", "sandwich", "combine", "bf16_linear", "heads", "attention", "route", "experts", "update"):
+
+        def broken(*_: Any, what: str = name, **__: Any) -> None:
+            raise AssertionError(what)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "_replaced", frozenset())
+            patch.setattr(ops.KERNELS[name], name, broken)
+            with pytest.raises(AssertionError, match=f"^{name}$"):
+                first()
+            ops.replace([name])
+            assert first() == want
 
 
 def passes(model: DiffusionGemma, prompt: list[int]) -> tuple[Tensor, list[Tensor]]:

@@ -155,6 +155,31 @@ def test_combine_sums_in_the_order_of_the_slots() -> None:
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 7])
+def test_combine_with_a_scalar_for_each_row(count: int, dtype: torch.dtype) -> None:
+    """Every row is what it would be alone, with one scalar, bit for bit."""
+    dense, residual = (rows(count, 100, dtype, s) for s in range(2))
+    pairs = norms.Pairs(rows(count * 3, 100, dtype, 2), torch.rand(count, 3) + 0.1)
+    w, scalar = [weight(100, dtype, s) for s in range(3, 7)], rows(1, count, dtype, 9)[0]
+    for form in (norms.combine, norms.combine_twin):
+        y, n = form(dense, pairs, residual, *w[:3], scalar, EPS, w[3])
+        assert isinstance(n, Tensor)
+        for t in range(count):
+            alone = norms.Pairs(pairs.y[3 * t : 3 * t + 3], pairs.weights[t : t + 1])
+            row = slice(t, t + 1)
+            one_y, one_n = form(dense[row], alone, residual[row], *w[:3], scalar[row], EPS, w[3])
+            assert torch.equal(y[row], one_y) and torch.equal(n[row], one_n)  # type: ignore[arg-type]
+
+
+def test_the_twins_scalars_are_the_rows_of_any_leading_axes() -> None:
+    x, scalar = rows(6, 32, torch.float32).view(2, 3, 32), torch.tensor([0.5, 2.0, -3.0])
+    w = weight(32, torch.float32, 1)
+    y, _ = norms.combine_twin(x, x, x, w, w, w, scalar, EPS)
+    ones, _ = norms.combine_twin(x, x, x, w, w, w, torch.ones(1), EPS)
+    assert torch.equal(y, ones * scalar.view(1, 3, 1))
+
+
 def test_a_canvas_of_256_rows() -> None:
     x, residual = rows(256, 64, torch.bfloat16), rows(256, 64, torch.bfloat16, 1)
     w = weight(64, torch.bfloat16, 2)

@@ -186,6 +186,27 @@ def test_wrong_shapes(wrong: str) -> None:
         router.route(r, scale, proj, per_expert, top_k, EPS)
 
 
+@pytest.mark.parametrize("rows", [0, (1 << 17) + 1])
+def test_no_pairs_and_more_than_a_block_holds(rows: int) -> None:
+    """2^20 pairs are as many as triton has elements of a block."""
+    with recording(HOPPER) as launches:
+        meta = {"dtype": torch.bfloat16, "device": "meta"}
+        weights = [torch.empty(*s, **meta) for s in ((16,), (8, 16), (8,))]
+        with pytest.raises(ValueError, match=rf"^route: {8 * rows} pairs in blocks of 32, wanted 1 … 1048576 pairs"):
+            router.route(torch.empty(rows, 16, **meta), *weights, 8, EPS)
+        with pytest.raises(ValueError, match=rf"^route: {8 * rows} pairs"):
+            router.group(torch.empty(rows, 8, dtype=torch.int32, device="meta"), 8, 32)
+        assert not launches
+        router.route(torch.empty(1 << 17, 16, **meta), *weights, 8, EPS)
+    assert launches[-1].constants["PAIRS"] == 1 << 20
+
+
+@pytest.mark.parametrize(("block", "pairs"), [(0, 16), (1, 1 << 20)])
+def test_blocks_of_pairs_that_make_too_many_items_or_none(block: int, pairs: int) -> None:
+    with recording(HOPPER), pytest.raises(ValueError, match=rf"^route: {pairs} pairs in blocks of {block}, wanted"):
+        router.group(torch.empty(pairs, 1, dtype=torch.int32, device="meta"), 8, block)
+
+
 def test_records_the_real_size() -> None:
     with recording(HOPPER) as launches:
         sizes = [(256, 2816), (2816,), (128, 2816), (128,)]

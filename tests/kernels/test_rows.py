@@ -74,6 +74,24 @@ def test_one_row_with_its_own_global_is_what_the_weights_would_be():
     assert_same(rows.quantise_rows_nvfp4(x, weight.global_scale), weight)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan])
+@pytest.mark.parametrize("place", [0, 17, 47])
+def test_nan_stays_nan_in_its_group_alone(bad, place):
+    x = activations(2, 48, torch.float32)
+    good = rows.quantise_rows_nvfp4(x, torch.tensor([100.0])).decode(torch.float32)
+    x[1, place] = bad
+    group = torch.arange(48) // 16 == place // 16
+    for form in (rows.quantise_rows_nvfp4, rows.quantise_rows_nvfp4_twin):
+        decoded = form(x, torch.tensor([100.0])).decode(torch.float32)
+        assert decoded[1, group].isnan().all()
+        assert torch.equal(decoded[1, ~group], good[1, ~group]) and torch.equal(decoded[0], good[0])
+
+
+def test_no_rows_are_no_codes():
+    assert rows.quantise_rows(torch.zeros(0, 48)).codes.shape == (0, 48)
+    assert rows.quantise_rows_nvfp4(torch.zeros(0, 48), torch.ones(1)).packed.shape == (0, 24)
+
+
 def test_shapes_that_would_write_elsewhere_are_refused():
     with pytest.raises(ValueError, match=r"quantise_rows: x \(2, 3, 4\)"):
         rows.quantise_rows(torch.zeros(2, 3, 4))

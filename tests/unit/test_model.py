@@ -23,7 +23,6 @@ from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import Kind, load_model_config
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma, parameter_shapes
-from dgemma_local.ops import Sight
 from dgemma_local.quant import Weight, quantise_fp8, quantise_nvfp4
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -109,10 +108,10 @@ def test_attention_and_layer(kind: Kind, index: int) -> None:
     case = MODULES[f"attn_{kind}"]
     past = GivenPast(torch.tensor(case["past_k"]), torch.tensor(case["past_v"]))
     x, layer = torch.tensor(case["x"]), MODEL.layers[index]
-    rotary = MODEL._rotary_at(CONFIG.layers[index], past.length, len(x))
-    close(layer.attention(x, rotary, past, Sight()), case["out"])
-    normed = rms_norm(x, layer.input_layernorm, CONFIG.rms_eps)
-    after, following = layer(x, normed, rotary, past, Sight(), False, (WEIGHTS["norm"], None))
+    segments = [MODEL.segment(x, past, causal=False)]
+    close(layer.attention.read(layer.attention.write(x, segments)), case["out"])
+    seen = layer.attention.write(rms_norm(x, layer.input_layernorm, CONFIG.rms_eps), segments)
+    after, following = layer(x, seen, segments, (WEIGHTS["norm"], None))
     close(after, MODULES[f"layer_{kind}"])
     close(following, rms_norm(after, WEIGHTS["norm"], CONFIG.rms_eps))
 

@@ -160,7 +160,7 @@ def test_a_growing_context_takes_few_compilations() -> None:
         for length in range(0, 9_000, 12):
             cache.length = length
             for kind in config.rope:
-                sight = ops.sight(torch.empty(12, 32, device="meta"), cache, kind, False, config.sliding_window)
+                sight = ops.sight(torch.empty(12, 32, device="meta"), cache, kind, 12, False, config.sliding_window)
                 assert sight.reach >= cache.reach(kind, 12)
                 assert sight.window == (None if kind == "full" else config.sliding_window)
                 reaches.add(sight.reach)

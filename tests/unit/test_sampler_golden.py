@@ -1,6 +1,7 @@
 """The sampler's numbers against vectors of transformers 5.24: temperatures, entropies, acceptance, steps, stops, draws."""
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,8 +152,15 @@ class Says:
     def encode(self, ids: Tensor, cache: "Says") -> None:
         pass
 
-    def advance(self, canvas: Canvas, cache: "Says", config: GenerationConfig, noise: Noise) -> Canvas:
-        return sampler.step(self, canvas, cache, config, noise)
+    joins, mode = 0, "says"
+
+    def denoising(
+        self, ids: Sequence[int], number: int, cache: "Says", config: GenerationConfig, noise: Noise
+    ) -> Iterator[Canvas]:
+        canvas = sampler.begin(number, noise)
+        while not canvas.done:
+            canvas = sampler.step(self, canvas, cache, config, noise)
+            yield canvas
 
     def denoise(self, canvas: Tensor, cache: "Says", previous: Tensor | None) -> Tensor:
         return 30.0 * torch.nn.functional.one_hot(torch.tensor(self.tokens), 128).float()

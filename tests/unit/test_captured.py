@@ -1,0 +1,603 @@
+"""Passes on fixed memory: the same answers as the network gives by itself, and nothing in a step's way.
+
+On a CPU the passes run their kernels' torch twins (DGEMMA_OPS=twins) on the same buffers as on a card, launch by launch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import steps
+import torch
+from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Gpu, recording
+from reference import GEOMETRIES, open_model, write_calm
+from tiny_quantised import write_quantised
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from ways import DEFAULTS, KINDS, QUIET
+
+from dgemma_local import captured, ops, rope, sampler
+from dgemma_local.cache import Room
+from dgemma_local.captured import Captured, may_stop
+from dgemma_local.checkpoint import open_checkpoint
+from dgemma_local.config import GenerationConfig, load_model_config
+from dgemma_local.engine import Conversation
+from dgemma_local.errors import NumericalError
+from dgemma_local.events import Event, Finished, Prefilled, StepDone
+from dgemma_local.loading import load
+from dgemma_local.model import DiffusionGemma
+from dgemma_local.noise import PhiloxNoise, TorchNoise
+
+
+@pytest.fixture(autouse=True)
+def twins(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.setenv("DGEMMA_OPS", "twins")
+
+
+def room_of(network: DiffusionGemma, context: int = 128, rows: int | None = None) -> Room:
+    return Room(context=context, rows=min(context, rows or 2 * network.canvas_length), slack=network.canvas_length)
+
+
+def events_of(
+    conversation: Conversation[Any], prompt: Sequence[int], seed: int, config: GenerationConfig, most: int, **named: Any
+) -> list[Event]:
+    model = conversation.model
+    network = model.network if isinstance(model, Captured) else model
+    noise = PhiloxNoise(seed, network.canvas_length, network.config.vocab_size, network.device)
+    return list(conversation.answer(prompt, config, noise, most, **named))
+
+
+def same(ours: Sequence[Event], want: Sequence[Event], within: float = 1e-3) -> None:
+    """Event by event, every token; entropies to what rounding grows to over an answer's steps."""
+    assert [type(event) for event in ours] == [type(event) for event in want]
+    for mine, theirs in zip(ours, want, strict=True):
+        if isinstance(mine, StepDone) and isinstance(theirs, StepDone):
+            assert replace(mine, entropy=()) == replace(theirs, entropy=())
+            assert mine.entropy == pytest.approx(theirs.entropy, abs=within)
+        elif isinstance(mine, Prefilled) and isinstance(theirs, Prefilled):
+            assert replace(mine, joining=0) == replace(theirs, joining=0)
+        else:
+            assert mine == theirs
+
+
+def prompt_of(network: DiffusionGemma, length: int, seed: int = 0) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(5, network.config.vocab_size, (length,), generator=draw).tolist()
+    return ids
+
+
+# ── the same answers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_for_token_the_network_s_own(kind: str, tmp_path: Path) -> None:
+    """50 trajectories: each way to generate on each geometry, prompts of 3 to 21 tokens in chunks of two canvases."""
+    sure, canvases, settings = KINDS[kind]
+    for seed, name in enumerate(QUIET):
+        network = open_model(write_calm(tmp_path / name, seed, confidence=sure, **GEOMETRIES[name]))
+        config, most = replace(DEFAULTS, **settings), canvases * network.canvas_length
+        prompt = prompt_of(network, 3 + 9 * (seed % 3), seed)
+        fixed = Conversation(Captured(network, room_of(network)))
+        same(events_of(fixed, prompt, seed, config, most), events_of(Conversation(network), prompt, seed, config, most))
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4", "modelopt"])
+def test_packed_weights_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against passes of their own, rows quantised alike."""
+    write_quantised(tmp_path, name, pattern="fsf", canvas=6)
+    network = open_model(tmp_path, torch.float32)
+    prompt, config = prompt_of(network, 19), replace(DEFAULTS, steps=4, entropy_bound=3.0)
+    ours = events_of(Conversation(Captured(network, room_of(network))), prompt, 3, config, 12)
+    monkeypatch.setattr(ops, "form", _as_on_a_card(ops.form))
+    monkeypatch.setenv("DGEMMA_OPS", "torch")
+    same(ours, events_of(Conversation(network), prompt, 3, config, 12))
+
+
+def _as_on_a_card(form: Callable[..., str]) -> Callable[..., str]:
+    def quantised(x: Tensor, into: Any) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DGEMMA_OPS", "twins")
+            return form(x, into)
+
+    return quantised
+
+
+@pytest.mark.parametrize(("name", "seed"), list(product(GEOMETRIES, range(5))))
+@torch.inference_mode()
+def test_a_commit_and_a_first_step_share_a_pass(
+    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 of them, in plain torch: hidden rows, and the K/V that the next step finds, to 5e-5."""
+    monkeypatch.setenv("DGEMMA_OPS", "torch")
+    network = open_model(write_calm(tmp_path, seed, **GEOMETRIES[name]))
+    L = network.canvas_length
+    prompt, canvas = prompt_of(network, 4 + 7 * seed, seed), torch.tensor(prompt_of(network, L, seed + 50))
+    joining = torch.tensor(prompt_of(network, (L, 1, L - 1 or 1, L, 2 * L)[seed], seed + 99))
+    apart, together = network.new_cache(), network.new_cache()
+    for cache in (apart, together):
+        network.encode(torch.tensor(prompt), cache)
+    network.encode(joining, apart)
+    want = network.hidden(network.canvas_rows(canvas, None), apart, causal=False)
+    torch.testing.assert_close(network.first_rows(joining, canvas, together), want, atol=5e-5, rtol=0)
+    assert together.length == apart.length
+    soft = network.soften(network.head(want))
+    second = [network.denoise(canvas, cache, soft) for cache in (apart, together)]
+    torch.testing.assert_close(second[1], second[0], atol=5e-5, rtol=0)
+
+
+def test_a_step_s_state_outlives_the_steps_behind_it(tmp_path: Path) -> None:
+    """More of them than reports are on their way at a time."""
+    network = open_model(write_calm(tmp_path, 1))
+    fixed = Captured(network, room_of(network))
+    config = replace(DEFAULTS, steps=3 * captured.RING, confidence=0.0)
+    noise = PhiloxNoise(1, network.canvas_length, network.config.vocab_size, network.device)
+    states = list(fixed.denoising(prompt_of(network, 5), 0, fixed.new_cache(), config, noise))
+    assert len(states) == 3 * captured.RING
+    network_states = list(network.denoising(prompt_of(network, 5), 0, network.new_cache(), config, noise))
+    for ours, theirs in zip(states, network_states, strict=True):
+        assert (ours.step, ours.number, ours.done, ours.temperature) == (
+            theirs.step, theirs.number, theirs.done, theirs.temperature,
+        )  # fmt: skip
+        assert torch.equal(ours.next, theirs.next) and torch.equal(ours.fed, theirs.fed)  # type: ignore[arg-type]
+
+
+def test_another_stream_of_noise_takes_the_network_s_own_steps(tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 1))
+    L, V = network.canvas_length, network.config.vocab_size
+    found = []
+    for model in (Captured(network, room_of(network)), network):
+        noise = TorchNoise(torch.Generator().manual_seed(3), L, V)
+        found.append(list(Conversation(model).answer(prompt_of(network, 9), replace(DEFAULTS, steps=4), noise, 2 * L)))
+    same(found[0], found[1], within=5e-5)
+
+
+def test_settings_may_change_between_answers(tmp_path: Path) -> None:
+    """Steps, bounds and stability are part of what is captured; end tokens are not."""
+    network = open_model(write_calm(tmp_path, 4, confidence=3.0))
+    fixed = Captured(network, room_of(network))
+    talk, prompt = Conversation(fixed), prompt_of(network, 7)
+    for settings in (
+        {"steps": 5},
+        {"steps": 2},
+        {"stability": 2, "entropy_bound": 30.0, "confidence": 0.5},
+        {"steps": 5},
+    ):
+        config = replace(DEFAULTS, **{"steps": 9} | settings)
+        same(events_of(talk, prompt, 4, config, 24)[1:], events_of(Conversation(network), prompt, 4, config, 24)[1:])
+    before = fixed._state
+    events_of(talk, prompt, 4, replace(config, end_ids=(3,), pad_id=2), 24)
+    assert fixed._state is before
+
+
+# ── a conversation ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_bytes_again_and_after_other_turns(tmp_path: Path) -> None:
+    """Nothing reused: byte-equal, whatever lay in the buffers before. A prefix reused: the same tokens, entropies close."""
+    network = open_model(write_calm(tmp_path, 2, pattern="fsf", window=8, canvas=6))
+    config = replace(DEFAULTS, steps=5)
+    room = replace(room_of(network), slack=12)
+    first = Conversation(Captured(network, room))
+    prompt = prompt_of(network, 17, 1)
+    want = events_of(first, prompt, 9, config, 18)
+    other = prompt_of(network, 31, 2)
+    assert other[0] != prompt[0]
+    events_of(first, other, 1, config, 18)
+    assert events_of(first, prompt, 9, config, 18) == want
+    assert events_of(Conversation(Captured(network, room)), prompt, 9, config, 18) == want
+    again = events_of(first, prompt, 9, config, 18)
+    assert isinstance(again[0], Prefilled) and again[0].reused == len(prompt)
+    same(again[1:], want[1:], within=5e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_turn_after_turn_reuses_what_the_cache_holds(seed: int, tmp_path: Path) -> None:
+    """Four turns, each with the answer before it and some tokens more, past the window: as a new conversation each time."""
+    network = open_model(write_calm(tmp_path, seed, pattern="ssf", window=7, canvas=4))
+    config, prompt = replace(DEFAULTS, steps=4, entropy_bound=2.0), prompt_of(network, 5, seed)
+    talk = Conversation(Captured(network, replace(room_of(network), slack=12)))
+    reused = []
+    for turn in range(4):
+        ours = events_of(talk, prompt, turn, config, 10)
+        same(ours[1:], events_of(Conversation(network), prompt, turn, config, 10)[1:])
+        assert isinstance(ours[0], Prefilled) and isinstance(ours[-1], Finished)
+        reused.append(ours[0].reused)
+        prompt = [*prompt, *ours[-1].tokens, *prompt_of(network, 3, 100 + turn)]
+    assert reused[0] == 0 and all(more > 0 for more in reused[1:])
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 5])
+def test_what_was_left_half_way_is_no_burden(at: int, tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 3))
+    config, prompt = replace(DEFAULTS, steps=4), prompt_of(network, 9)
+    talk = Conversation(Captured(network, room_of(network)))
+    noise = PhiloxNoise(3, network.canvas_length, network.config.vocab_size, network.device)
+    running = talk.answer(prompt, config, noise, 3 * network.canvas_length)
+    for _ in range(at):
+        next(running)
+    running.close()
+    second = [*prompt[:4], *prompt_of(network, 8, 7)]
+    same(events_of(talk, second, 5, config, 24)[1:], events_of(Conversation(network), second, 5, config, 24)[1:])
+
+
+def test_ctrl_c_within_a_pass_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = open_model(write_calm(tmp_path, 3))
+    fixed = Captured(network, room_of(network))
+    talk, prompt, config = Conversation(fixed), prompt_of(network, 9), replace(DEFAULTS, steps=4)
+    run, calls = captured.Phase.run, []
+
+    def press(phase: captured.Phase) -> None:
+        calls.append(phase)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        run(phase)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(captured.Phase, "run", press)
+        events = events_of(talk, prompt, 3, config, 24)
+    assert isinstance(events[-1], Finished) and events[-1].reason == "interrupted"
+    assert talk.held == [] and fixed.cache.length == 0 and talk.cache is fixed.cache
+    same(events_of(talk, prompt, 3, config, 24), events_of(Conversation(network), prompt, 3, config, 24))
+
+
+def test_nan_names_the_layer(tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 3, pattern="fsf"))
+    network.layers[1].post_feedforward_layernorm.fill_(torch.nan)
+    with pytest.raises(NumericalError, match=r"^canvas 0, step 0: not a number, first in layer 1$"):
+        events_of(Conversation(Captured(network, room_of(network))), prompt_of(network, 9), 3, DEFAULTS, 24)
+    network = open_model(write_calm(tmp_path, 3, pattern="fsf"))
+    network.self_conditioning.pre_norm.fill_(torch.nan)
+    with pytest.raises(NumericalError, match=r"^canvas 0, step 1: not a number, first in self-conditioning, the final"):
+        events_of(Conversation(Captured(network, room_of(network))), prompt_of(network, 9), 3, DEFAULTS, 24)
+
+
+# ── the prompt ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 5, 6, 7, 11, 12, 13, 17, 18, 19, 40])
+def test_prompts_of_all_lengths(tokens: int, tmp_path: Path) -> None:
+    """Around the canvas (6), a chunk (12) and the window (8)."""
+    network = open_model(write_calm(tmp_path, 6, pattern="fsf", window=8, canvas=6))
+    config, prompt = replace(DEFAULTS, steps=3), prompt_of(network, tokens, tokens)
+    ours = events_of(Conversation(Captured(network, room_of(network))), prompt, 1, config, 12)
+    same(ours, events_of(Conversation(network), prompt, 1, config, 12))
+    assert isinstance(ours[0], Prefilled) and ours[0].joining == min(6, tokens)
+
+
+@pytest.mark.parametrize("context", [13, 18, 25])
+def test_to_the_last_token_of_the_context(context: int, tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 6, pattern="fsf", window=8, canvas=6))
+    prompt, config = prompt_of(network, 7), replace(DEFAULTS, steps=3)
+    room = room_of(network, context)
+    ours = events_of(Conversation(Captured(network, room)), prompt, 1, config, 90)
+    same(ours, events_of(Conversation(network, room), prompt, 1, config, 90))
+    assert isinstance(ours[-1], Finished) and ours[-1].reason == "context"
+
+
+@pytest.mark.parametrize("distance", [900, 1022, 1023, 1024, 1025, 1300])
+@torch.inference_mode()
+def test_a_needle_across_chunks_and_window(distance: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real window, 1,024, and chunks of 512: a token so many before the canvas is seen through a sliding layer up to
+    1,023, through a full one at any distance, and in chunks exactly as in one piece."""
+    folder = write_calm(tmp_path, 5, pattern="sf", window=1024, canvas=4, hidden=16)
+    config = replace(DEFAULTS, steps=1)
+    for index, reach in enumerate((1023, 10_000)):
+        network = alone(folder, index)
+        prompt, canvas = prompt_of(network, 1400, 3), torch.tensor(prompt_of(network, 4, 4))
+        found = []
+        for by in (0, 1):
+            needle = 5 + (prompt[-distance] - 5 + by) % (network.config.vocab_size - 5)
+            changed = [*prompt[:-distance], needle, *prompt[len(prompt) - distance + 1 :]]
+            talk = Conversation(Captured(network, Room(context=1500, rows=512, slack=4)))
+            (step,) = [e for e in events_of(talk, changed, 2, config, 4) if isinstance(e, StepDone)]
+            whole = network.new_cache()
+            network.encode(torch.tensor(changed), whole, chunk=10_000)
+            hidden = network.hidden(network.canvas_rows(canvas, None), whole, causal=False)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("DGEMMA_OPS", "torch")
+                chunked = network.hidden(network.canvas_rows(canvas, None), talk.cache, causal=False)
+            torch.testing.assert_close(chunked, hidden, atol=5e-5, rtol=0)
+            found.append((hidden, step.entropy))
+        assert torch.equal(found[0][0], found[1][0]) is (distance > reach)
+        assert (found[0][1] == found[1][1]) is (distance > reach)
+
+
+def alone(folder: Path, index: int) -> DiffusionGemma:
+    """A network of one layer of a checkpoint's."""
+    config, prefix = load_model_config(folder), f"layers.{index}."
+    weights = load(open_checkpoint(folder), config)
+    own = {k.replace(prefix, "layers.0."): w for k, w in weights.items() if k.startswith(prefix) or "layers." not in k}
+    return DiffusionGemma(replace(config, layers=(config.layers[index],)), own)
+
+
+def test_rotary_tables_are_filled_as_they_are_made() -> None:
+    config = rope.RopeConfig(theta=1e6, rotating=0.25)
+    for start in (0, 1, 1023, 250_000):
+        cos, sin = torch.empty(2, 7, 16, dtype=torch.bfloat16)
+        rope.fill(rope.inverse_frequencies(config, 16), torch.tensor(start), cos, sin)
+        want = rope.table(config, 16, torch.arange(start, start + 7), torch.bfloat16)
+        assert torch.equal(cos, want[0]) and torch.equal(sin, want[1])
+
+
+# ── running ahead ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def launches_of(fixed: Captured, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is launched and read from now on, in order."""
+    order: list[str] = []
+    launch, done = fixed._launch, fixed._done
+
+    def launching(phase: captured.Phase, step: int) -> None:
+        order.append(f"launch {step}")
+        launch(phase, step)
+
+    def reading(step: int) -> bool:
+        order.append(f"read {step}")
+        return done(step)
+
+    monkeypatch.setattr(fixed, "_launch", launching)
+    monkeypatch.setattr(fixed, "_done", reading)
+    return order
+
+
+def test_a_fixed_number_of_steps_is_run_ahead_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's protocol, threshold 0: each step is launched before the one before it is read, and none in vain."""
+    network = open_model(write_calm(tmp_path, 3))
+    fixed = Captured(network, room_of(network))
+    order = launches_of(fixed, monkeypatch)
+    events_of(Conversation(fixed), prompt_of(network, 5), 1, replace(DEFAULTS, steps=4, confidence=0.0), 1)
+    assert order == [
+        "launch 0", "launch 1", "read 0", "launch 2", "read 1", "launch 3", "read 2", "read 3",
+    ]  # fmt: skip
+
+
+def test_a_canvas_near_its_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of canvases that stop early, none launches a step in vain where the step before was near, and else one."""
+    sure, _, settings = KINDS["early stop"]
+    config = replace(DEFAULTS, **settings)
+    stopped = wasted = 0
+    for seed in range(6):
+        network = open_model(write_calm(tmp_path / str(seed), seed, confidence=sure))
+        fixed = Captured(network, room_of(network))
+        order = launches_of(fixed, monkeypatch)
+        events = events_of(Conversation(fixed), prompt_of(network, 5), seed, config, 1)
+        taken = [event for event in events if isinstance(event, StepDone)]
+        launched = sum(line.startswith("launch") for line in order)
+        assert len(taken) <= launched <= min(len(taken) + 1, config.steps)
+        if len(taken) < config.steps:
+            stopped += 1
+            wasted += launched - len(taken)
+            before = taken[-2]
+            mean = sum(before.entropy) / len(before.entropy)
+            assert (launched > len(taken)) is (mean >= captured.NEAR * config.confidence)
+    assert stopped >= 3 and wasted < stopped
+
+
+@pytest.mark.parametrize(
+    ("step", "stability", "mean", "may"),
+    [
+        (0, 1, 0.0, False),  # one draft is none to compare with
+        (1, 1, 0.09, True),
+        (1, 1, 0.11, False),
+        (1, 2, 0.0, False),
+        (2, 2, 0.0, True),
+        (0, 0, None, True),  # nothing is known of the state before the first
+    ],
+)
+def test_what_may_stop(step: int, stability: int, mean: float | None, may: bool) -> None:
+    entropy = None if mean is None else torch.full((4,), mean)
+    canvas = sampler.Canvas(number=0, step=step, next=torch.zeros(4, dtype=torch.int64), entropy=entropy)
+    assert may_stop(canvas, replace(DEFAULTS, stability=stability, confidence=0.005)) is may
+    assert not may_stop(replace(canvas, entropy=torch.zeros(4)), replace(DEFAULTS, confidence=0.0))
+
+
+# ── graphs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Graph:
+    """A CUDA graph's part: while it is captured the body runs once, harmlessly or not, and a replay runs it again."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        body()
+        self.body, self.replays = body, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        with torch.inference_mode():
+            self.body()
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
+    """A card as `captured` sees it, on the CPU: memory is not pinned, copies and launches take no time of their own."""
+    graphs: list[Graph] = []
+
+    def made(_: Captured, body: Callable[[], None]) -> Graph:
+        graphs.append(Graph(body))
+        return graphs[-1]
+
+    monkeypatch.setattr(Captured, "on_card", property(lambda _: True, lambda _, value: None), raising=False)
+    monkeypatch.setattr(Captured, "_graph_of", made)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None))
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
+    return graphs
+
+
+def test_three_graphs_serve_a_session(tmp_path: Path, card: list[Graph]) -> None:
+    """Captured once, at whatever time: what capturing itself runs changes neither cache nor canvas."""
+    network = open_model(write_calm(tmp_path, 2, pattern="fsf", window=8, canvas=6))
+    config, fixed = replace(DEFAULTS, steps=5), Captured(network, room_of(network))
+    talk = Conversation(fixed)
+    for turn, tokens in enumerate((3, 17, 40)):
+        prompt = prompt_of(network, tokens, turn)
+        ours = events_of(talk, prompt, turn, config, 18)
+        same(ours[1:], events_of(Conversation(network), prompt, turn, config, 18)[1:])
+    assert len(card) == 3 and all(graph.replays for graph in card) and fixed.mode == "graphs"
+    prompt = [*talk.held, *prompt_of(network, 5, 9)]  # a prefix is reused, and the settings are new
+    config = replace(config, steps=3)
+    ours = events_of(talk, prompt, 7, config, 18)
+    assert isinstance(ours[0], Prefilled) and ours[0].reused > 0
+    same(ours[1:], events_of(Conversation(network), prompt, 7, config, 18)[1:])
+    assert len(card) == 5  # the prompt's chunk knows nothing of the settings
+
+
+def test_graph_or_eager_the_same_bytes(tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    network = open_model(write_calm(tmp_path, 2))
+    prompt, config = prompt_of(network, 9), replace(DEFAULTS, steps=5)
+    graphs = events_of(Conversation(Captured(network, room_of(network))), prompt, 4, config, 24)
+    monkeypatch.setenv("DGEMMA_OPS", "twins eager")
+    eager = Captured(network, room_of(network))
+    assert events_of(Conversation(eager), prompt, 4, config, 24) == graphs
+    assert len(card) == 3 and eager.mode == "eager launches: DGEMMA_OPS=eager asks for it"
+
+
+def test_a_capture_that_fails_leaves_eager_launches_and_says_so(
+    tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(fixed: Captured, body: Callable[[], None]) -> None:
+        if body == fixed.first:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(Captured, "_graph_of", fails)
+    network = open_model(write_calm(tmp_path, 2))
+    prompt, config = prompt_of(network, 9), replace(DEFAULTS, steps=5)
+    fixed = Captured(network, room_of(network))
+    same(
+        events_of(Conversation(fixed), prompt, 4, config, 24),
+        events_of(Conversation(network), prompt, 4, config, 24),
+    )
+    failed = "capture failed: CUDA error: operation not permitted when stream is capturing"
+    assert fixed.mode == f"eager launches: {failed}"
+    assert fixed.notice is not None and failed in fixed.notice
+
+
+# ── nothing in a step's way ───────────────────────────────────────────────────────────────────────────────────────
+
+VIEWS = {
+    "view", "_unsafe_view", "slice", "select", "split", "split_with_sizes", "detach", "unsqueeze", "expand", "transpose",
+    "permute", "unbind", "alias", "as_strided", "squeeze", "t", "_reshape_alias", "promote_types",
+}  # fmt: skip
+EMPTY = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}  # of a graph's own pool
+TABLES = {"to", "arange", "add", "mul", "cos", "sin", "neg", "copy_", "_to_copy"}  # rope.fill, once a canvas
+COPY = {"copy_"}
+
+
+class Strict(TorchDispatchMode):
+    """Lets views and `allowed` operations of torch's own through; `.item()`, `.cpu()`, nonzero and new tensors are none."""
+
+    def __init__(self, allowed: set[str]) -> None:
+        super().__init__()
+        self.allowed = VIEWS | allowed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in self.allowed:
+            raise AssertionError(f"{func} within a step")
+        out = func(*args, **(kwargs or {}))
+        if name in ("to", "_to_copy"):
+            assert out.device == args[0].device, "a copy to another device within a step"
+        return out
+
+
+@pytest.fixture
+def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DGEMMA_OPS")
+
+
+@pytest.mark.usefixtures("no_words")
+@pytest.mark.parametrize("gpu", [ADA, HOPPER, BLACKWELL], ids=["ada", "hopper", "blackwell"])
+@pytest.mark.parametrize("checkpoint", steps.CHECKPOINTS)
+def test_a_step_is_nothing_but_launches_of_kernels(checkpoint: str, gpu: Gpu) -> None:
+    """Of the 26B model, every checkpoint and card: beside them no operation of torch, no wait, only room for outputs."""
+    for light in (False, True):
+        with recording(gpu):  # as before a capture: what is made once is made here
+            steps.run(checkpoint, light)
+            steps.run_first(checkpoint, light)
+        with recording(gpu) as launches, Strict(EMPTY):
+            steps.run(checkpoint, light)
+        assert len(launches) > 400
+        with recording(gpu) as launches, Strict(EMPTY | TABLES):
+            steps.run_first(checkpoint, light)
+        assert len(launches) > 400
+
+
+@pytest.mark.usefixtures("no_words")
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: x.nonzero(),
+        lambda x: x.clone(),
+        lambda x: torch.zeros(3),
+        lambda x: x + 1,
+        lambda x: x.tolist(),
+    ],
+    ids=["item", "cpu", "nonzero", "clone", "zeros", "add", "tolist"],
+)
+def test_that_law_sees_what_it_forbids(spoil: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(ADA):
+        steps.run("redhat-nvfp4")
+    read = ops.attention
+
+    def spoiled(seen: Any) -> Tensor:
+        out = read(seen)
+        spoil(out)
+        return out
+
+    monkeypatch.setattr(ops, "attention", spoiled)
+    with recording(ADA), Strict(EMPTY), pytest.raises((AssertionError, NotImplementedError, RuntimeError)):
+        steps.run("redhat-nvfp4")
+
+
+def test_between_two_steps_the_host_copies_one_report_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = open_model(write_calm(tmp_path, 3))
+    fixed = Captured(network, room_of(network))
+    config, launch = replace(DEFAULTS, steps=6, confidence=0.0), fixed._launch
+    copies: list[int] = []
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        with Strict(COPY), monkeypatch.context() as patch:
+            copy = Tensor.copy_
+            patch.setattr(Tensor, "copy_", lambda a, b, **k: (copies.append(a.nbytes), copy(a, b, **k))[1])
+            yield
+
+    def strictly(phase: captured.Phase, step: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(phase, "run", lambda: None)
+            with watched():
+                launch(phase, step)
+        launch(phase, step)
+
+    monkeypatch.setattr(fixed, "_launch", strictly)
+    events_of(Conversation(fixed), prompt_of(network, 5), 1, config, 1)
+    L = network.canvas_length
+    assert len(copies) == 6 and set(copies) == {len(fixed._state.reports)}
+    assert copies[0] <= L * (8 + 1 + 8 + 4) + 5 * 16  # ids, marks, drafts, entropies, flags; each aligned
+
+
+def test_buffers_are_made_once(tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 3))
+    fixed, config = Captured(network, room_of(network)), replace(DEFAULTS, steps=3)
+    talk = Conversation(fixed)
+
+    def places() -> list[int]:
+        slabs = [t for i in range(len(network.layers)) for t in fixed.cache.slab(i)]
+        tables = [t for pair in fixed._rotary.values() for t in pair]
+        held = [*slabs, *tables, fixed._soft, fixed._inbox.memory, fixed._state.memory, fixed._state.history]
+        return [t.data_ptr() for t in held]
+
+    events_of(talk, prompt_of(network, 30, 1), 1, config, 24)
+    before = places()
+    events_of(talk, prompt_of(network, 41, 2), 2, config, 48)
+    assert places() == before
