@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dgemma_local import __version__
+from dgemma_local.cli_bench import bench
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer, app_models, pull
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, DgemmaError, UsageError
 
@@ -110,6 +111,7 @@ def version() -> None:
 
 app.add_typer(app_models, name="models")
 app.command()(pull)
+app.command()(bench)
 
 
 @app.command()
@@ -217,11 +219,13 @@ def run(
         checksum=verbose,
     )
     with loading.progress(quiet=quiet) as progress:
-        session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress)
+        session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress, _say if not quiet else _nothing)
     if verbose:
-        loading.show_proof(session.planned, session.proof, session.slow_because, session.words)
+        loading.show_proof(session.planned, session.proof, session.mode, session.words)
     elif session.slow_because is not None and session.on_gpu and not quiet:
         _say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
+    for notice in () if quiet else session.notices:
+        _say(notice)
     seed = secrets.randbits(64) if seed is None else seed
     messages = [Message(role="system", content=system)] if system is not None else []
     messages.append(Message(role="user", content=text))
@@ -306,6 +310,10 @@ def _say(text: str) -> None:
         typer.echo(text, err=True)
     except OSError:
         _abandon_output()
+
+
+def _nothing(_: str) -> None:
+    """What --quiet says."""
 
 
 def _unwritable(error: OSError) -> int:

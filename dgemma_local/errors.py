@@ -10,7 +10,9 @@
     ├── NumericalError              8   NaN or infinity in a denoising step
     ├── EmptyAnswer                 9   the model finished without a token for the reader
     ├── FetchError                 10   a download: no network, no such repository, disk full, a damaged file
-    └── DoesNotFit                 11   the plan needs more memory than there is
+    ├── DoesNotFit                 11   the plan needs more memory than there is
+    ├── KernelCrash                12   a kernel ended the CUDA context in its self-test
+    └── BenchRefused               13   a benchmark whose figures would mean nothing: a failed self-test, runs that differ
 
     130 after Ctrl-C, 141 when the reader of stdout has gone (as `cat` would report it).
 
@@ -92,3 +94,15 @@ class DoesNotFit(DgemmaError):
     """The plan needs more memory than there is; nothing was loaded."""
 
     exit_code = 11
+
+
+class KernelCrash(DgemmaError):
+    """A kernel ended the process's CUDA context in its self-test; nothing can run on the card in this process any more."""
+
+    exit_code = 12
+
+
+class BenchRefused(DgemmaError):
+    """A benchmark shows no speed: a kernel's self-test failed, two runs of one seed differ, or a protocol was not kept."""
+
+    exit_code = 13

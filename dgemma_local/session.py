@@ -17,7 +17,7 @@ from types import FrameType
 
 import torch
 
-from dgemma_local import hub, ops, registry
+from dgemma_local import captured, hub, ops, registry, selftest
 from dgemma_local.cache import Cache
 from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
@@ -51,11 +51,17 @@ class Session:
     proof: Proof
     slow_because: str | None  # why operations run in plain torch; None where they run on the fused kernels
     words: tuple[str, ...] = ()  # of DGEMMA_OPS
+    notices: tuple[str, ...] = ()  # what a user should know of the card: kernels that were found wrong, no graphs
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
     def canvas_length(self) -> int:
         return self.conversation.model.canvas_length
+
+    @property
+    def mode(self) -> str:
+        """How passes are run: "graphs", "eager launches: why", or "torch: why"."""
+        return self.conversation.model.mode
 
     @property
     def on_gpu(self) -> bool:
@@ -131,12 +137,16 @@ class Wishes:
 
 
 def open_session(
-    model: str, wishes: Wishes | None = None, progress: Callable[[int, int], None] | None = None
+    model: str,
+    wishes: Wishes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Session:
-    """`model`: a name in models.toml or a folder. `progress` hears bytes read and bytes in all.
+    """`model`: a name in models.toml or a folder. `progress` hears bytes read and bytes in all, `say` why it takes longer.
 
-    Raises UnknownModel, ConfigError, TokenizerError, CheckpointError, UsageError, DoesNotFit; small files are checked
-    first, and a plan of the memory before a tensor is read.
+    Raises UnknownModel, ConfigError, TokenizerError, CheckpointError, UsageError, DoesNotFit, KernelCrash; small files
+    are checked first, and a plan of the memory before a tensor is read. On a card the kernels are tested, once a card and
+    driver, and a denoising step is captured.
     """
     wishes = wishes or Wishes()
     if wishes.dtype is not None and wishes.dtype not in DTYPES:
@@ -162,13 +172,19 @@ def open_session(
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     network = DiffusionGemma(config, weights)
+    notices = selftest.apply(network, say)
+    runner = captured.best(network, agreed.room)
+    if isinstance(runner, captured.Captured):
+        runner.prepare(generation)
+        notices += [runner.notice] if runner.notice else []
     return Session(
         name=name,
         tokenizer=tokenizer,
         generation=generation,
-        conversation=Conversation(network, agreed.room),
+        conversation=Conversation(runner, None if isinstance(runner, captured.Captured) else agreed.room),
         slow_because=ops.why_torch(network.device, network.dtype),
         words=tuple(sorted(ops.wishes())),
+        notices=tuple(notices),
         is_demo=registry.is_demo(folder),
         planned=planned,
         proof=proof,

@@ -48,7 +48,7 @@ POINTERS = {
 }
 OLD_TRITON = "3.6.0"  # the oldest that pyproject allows
 ALIGNED = 16  # bytes of a pointer, or units of an int, whose multiples triton marks
-STEP = "step/"  # configurations whose bounds are report.json's
+STEP = ("step/", "first/")  # configurations whose bounds are report.json's
 SHORTEST = 9  # instructions; a backward jump over fewer waits for something
 MMA = ("HMMA", "QMMA", "OMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCOMMA")
 PTX_MMA = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)[\w.:]*")

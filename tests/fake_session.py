@@ -57,7 +57,9 @@ class FakeSession:
     steps: int = 8
     on_gpu: bool = False
     slow_because: str | None = "the model is on cpu"
+    mode: str = "torch: the model is on cpu"
     words: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = None
     pressed: threading.Event = field(default_factory=threading.Event)
@@ -107,7 +109,7 @@ def module(session: FakeSession) -> ModuleType:
     """What stands in for dgemma_local.session."""
     fake: Any = ModuleType("dgemma_local.session")
 
-    def open_session(model: str, wishes: Any = None, progress: Any = None) -> FakeSession:
+    def open_session(model: str, wishes: Any = None, progress: Any = None, say: Any = None) -> FakeSession:
         session.opened = (model, wishes)
         return session
 

@@ -1,7 +1,9 @@
-"""Predicts a denoising step from what the compilers made of its launches, and writes kernels/README.md from that.
+"""Predicts a denoising step from what the compilers made of its launches, and writes what is told of it from that.
 
-    python tests/kernel_report.py              compile all steps for all cards (minutes), store, write the README
-    python tests/kernel_report.py --render     the README again, from what is stored in tests/compile/report.json
+    python tests/kernel_report.py              compile all passes for all cards (minutes), store, write the pages
+    python tests/kernel_report.py --render     the pages again, from what is stored in tests/compile/report.json
+
+The pages: kernels/README.md (kernel_page.py), docs/how-fast.md and its picture (speed_page.py, make_roofline.py).
 
 A launch takes as long as the slowest of these would take alone, and a step as long as its launches one after another:
 
@@ -13,8 +15,9 @@ A launch takes as long as the slowest of these would take alone, and a step as l
     shared memory    bytes of loads and stores / 128 a cycle and processor
 
 Instructions executed: a loop's length × its trips, and the rest of the program once. Trips of a loop that multiplies
-matrices follow from its mma and the launch's flops; of another loop from the bytes it loads. Latency, launch gaps, bank
-conflicts and clock changes are left out: this is a bound from the code as compiled, not a measurement.
+matrices follow from its mma and the launch's flops; of another loop from the bytes it loads. Latency inside a kernel, bank
+conflicts and clock changes are left out: this is a bound from the code as compiled, not a measurement. The gaps between
+launches come on top, from others' measurements (predicted.py): `--render` suffices after a change to them.
 """
 
 import argparse
@@ -27,53 +30,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
+import make_roofline
 import numpy as np
 import steps
 import torch
 from compile.configurations import CONFIGURATIONS, recorded
 from cross import CARDS, MMA, Artefact, Loop, compile_numbered, count, key_of
 from dgemma_local.kernels._launch import Gpu, Launch
-
-ROOT = Path(__file__).parents[1]
-STORED = ROOT / "tests/compile/report.json"
-README = ROOT / "kernels/README.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a card does at best: bytes and operations a second, cycles a second."""
-
-    title: str
-    bandwidth: float
-    rates: Mapping[str, float]  # of mma by their first letters
-    floor: Mapping[str, float]  # the best rates by format, for the floor
-    clock: float
-    l2: int  # bytes
-    integer: int  # cycles in which a quarter of a processor issues one warp's integer instruction
-
-
-# Bandwidth: what was measured by others, of an H200 90 % of the datasheet. Rates: dense, fp32 sums; datasheets, but of the
-# 5090 measured ones (bf16 235; FP8 507, with unit block scales 785; NVFP4 from Triton 3.6 874, in its floor the
-# datasheet's 1,676). mma.sync on Hopper reaches 62.9 % of wgmma (arXiv 2402.13499). Clocks are those at
-# which the datasheets' rates come out.
-CARDS_AT_BEST = {
-    "ada": Card(
-        "RTX 4090", 921e9,
-        {"HMMA": 165.2e12, "QMMA": 330.3e12}, {"bf16": 165.2e12, "fp8": 330.3e12, "nvfp4": 165.2e12}, 2.52e9, 72 << 20, 2,
-    ),
-    "hopper": Card(
-        "H200", 4300e9,
-        {"HGMMA": 989e12, "QGMMA": 1979e12, "HMMA": 622e12, "QMMA": 1245e12},
-        {"bf16": 989e12, "fp8": 1979e12, "nvfp4": 989e12}, 1.83e9, 50 << 20, 2,
-    ),
-    "blackwell": Card(
-        "RTX 5090", 1674e9,
-        {"HMMA": 235e12, "QMMA": 507e12, "QMMA.SF": 785e12, "OMMA": 874e12}, {"bf16": 235e12, "fp8": 785e12, "nvfp4": 1676e12}, 2.41e9, 96 << 20, 1,
-    ),
-}  # fmt: skip
+from kernel_page import README, gaps_table, render, steps_table
+from predicted import CARDS_AT_BEST, STORED, Card, first_of, read, wanted
 
 EXCHANGED = ("PARTS", "COUNTS")  # arguments that the cost of a launch does not count
 SCHEDULERS = 4  # of a processor, one instruction a cycle each
@@ -87,6 +54,7 @@ INTEGER_UNITS = (
 )  # fmt: skip
 SPECIAL_UNITS = ("MUFU", "F2F", "F2I", "I2F", "FRND")
 EXPERTS = re.compile("experts_(gated|down)")
+NUM_EXPERTS, TOP_K = 128, 8
 SEED, ROUTINGS = 0, 64  # simulated: every token's 8 of 128 experts, uniform
 
 
@@ -112,18 +80,28 @@ def loop_flops(loop: Loop) -> int:
 
 
 @cache
-def _items(block: int, small: int) -> tuple[float, float, float]:
+def _items(block: int, small: int, rows: int) -> tuple[float, float, float]:
     """A layer's work list under uniform routing: (items, rows of tiles of `small` rows, rows of tiles of `block`)."""
     rng = np.random.default_rng(SEED)
     items = few = many = 0
     for _ in range(ROUTINGS):
-        chosen = np.argpartition(rng.random((256, 128)), 8, axis=1)[:, :8]
-        for pairs in np.bincount(chosen.ravel(), minlength=128):
+        chosen = np.argpartition(rng.random((rows, NUM_EXPERTS)), TOP_K, axis=1)[:, :TOP_K]
+        for pairs in np.bincount(chosen.ravel(), minlength=NUM_EXPERTS):
             whole, rest = divmod(int(pairs), block)
             items += whole + (rest > 0)
             many += block * (whole + (rest > small))
             few += small * (0 < rest <= small)
     return items / ROUTINGS, few / ROUTINGS, many / ROUTINGS
+
+
+def _pairs(launch: Launch) -> int:
+    """Of a launch of the experts: a row and one of its experts."""
+    order: torch.Tensor = launch.args[launch.kernel.arg_names.index("ORDER")]
+    return order.numel()
+
+
+def _routed(launch: Launch) -> tuple[float, float, float]:
+    return _items(launch.constants["BN"], launch.constants["SMALL"], _pairs(launch) // TOP_K)
 
 
 def work(launch: Launch, artefact: Artefact) -> Counter[str]:
@@ -137,7 +115,7 @@ def work(launch: Launch, artefact: Artefact) -> Counter[str]:
             done[operation] += n * trips
     active = programs
     if EXPERTS.match(launch.name):
-        items, _, _ = _items(launch.constants["BN"], launch.constants["SMALL"])
+        items, _, _ = _routed(launch)
         active *= items / launch.grid[1]
     for operation, n in artefact.operations.items():
         done[operation] += (n - inside[operation]) * active * artefact.warps
@@ -148,8 +126,8 @@ def _trips(launch: Launch, artefact: Artefact, programs: int) -> Iterator[tuple[
     """(loop, how often all warps of the launch together go through it)."""
     multiplying = sorted((loop for loop in artefact.loops if loop.mma), key=loop_flops)
     if EXPERTS.match(launch.name) and multiplying:
-        _, few, many = _items(launch.constants["BN"], launch.constants["SMALL"])
-        pairs = 256 * 8
+        _, few, many = _routed(launch)
+        pairs = _pairs(launch)
         shares = [(multiplying[0], few / pairs), (multiplying[-1], many / pairs)]
         if len(multiplying) == 1:
             shares = [(multiplying[0], (few + many) / pairs)]
@@ -296,33 +274,38 @@ ACTIVATIONS = 0.25  # of their bytes that miss the L2
 
 
 def compiled(workers: int = 2) -> dict[str, Any]:
-    """Every step on every card, compiled and predicted."""
+    """Every step and first pass on every card, compiled and predicted."""
     entries = {entry.name: entry for entry in CONFIGURATIONS}
     found: dict[str, Any] = {"steps": {}, "floors": {}, "launches": {}}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {}
-        for checkpoint, light, card in wanted():
-            name = steps.name(checkpoint, light)
+        for name, _, _, card in passes():
             for number, launch in enumerate(recorded(entries[name], CARDS[card])):
                 key = key_of(launch, CARDS[card])
                 if key not in jobs:
                     jobs[key] = pool.submit(compile_numbered, name, card, number)
         artefacts = {key: job.result() for key, job in jobs.items()}
     for checkpoint, light, card in wanted():
-        name = steps.name(checkpoint, light)
-        launches = recorded(entries[name], CARDS[card])
-        found["floors"].setdefault(card, {})[name] = round(floor(checkpoint, light, CARDS_AT_BEST[card]), 2)
+        bound = round(floor(checkpoint, light, CARDS_AT_BEST[card]), 2)
+        found["floors"].setdefault(card, {})[steps.name(checkpoint, light)] = bound
+    for name, checkpoint, light, card in passes():
         found["steps"].setdefault(card, {})[name] = summary(
-            launches, artefacts, card, steps.lasting(checkpoint, light), found["launches"].setdefault(card, {})
+            recorded(entries[name], CARDS[card]),
+            artefacts,
+            card,
+            steps.lasting(checkpoint, light),
+            found["launches"].setdefault(card, {}),
         )
     return found
 
 
-def wanted() -> Iterator[tuple[str, bool, str]]:
-    for card in CARDS:
-        for checkpoint in steps.CHECKPOINTS:
-            for light in (False, True):
-                yield checkpoint, light, card
+def passes() -> Iterator[tuple[str, str, bool, str]]:
+    """(name of a configuration, checkpoint, light, card): every step, then every first pass that is configured."""
+    configured = {entry.name for entry in CONFIGURATIONS}
+    for name_of in (steps.name, lambda checkpoint, light: first_of(steps.name(checkpoint, light))):
+        for checkpoint, light, card in wanted():
+            if name_of(checkpoint, light) in configured:
+                yield name_of(checkpoint, light), checkpoint, light, card
 
 
 def summary(
@@ -363,125 +346,15 @@ def describe(launch: Launch, artefact: Artefact, card: str, lasting: frozenset[i
     }
 
 
-# kernels/README.md
-
-
-def render(stored: Mapping[str, Any]) -> str:
-    tables = [_launches_table(stored, card) for card in CARDS]
-    return "\n".join([INTRODUCTION, _steps_table(stored), _worst(stored), METHOD, *tables])
-
-
-INTRODUCTION = """<!-- written by tests/kernel_report.py; do not edit -->
-# Kernels
-
-Every hot operation as a Triton kernel beside its torch twin, one file each: maths, shapes, precision, traffic, twin,
-kernel, wrapper, costs. In Python the folder is `dgemma_local.kernels`; only `dgemma_local/ops.py` calls into it.
-
-**Nothing on this page was measured on a GPU.** The kernels were compiled for three cards on a machine without one, and the
-times are what the machine code, the bytes and the flops allow at best. Read them as a lower bound with its reason: a
-kernel that is slow here is slow on a card, one that is fast here may still be slow there.
-
-## A denoising step
-
-256 rows behind 1,024 committed tokens, all launches one after another, in milliseconds: *predicted* / floor. The floor is
-what the bytes and flops of the step take if they overlapped perfectly and nothing were moved twice. *Light*: attention,
-dense MLP and embedding in FP8, whatever the checkpoint stores.
-"""
-
-WHY = """The one that loses the most beyond the time of its bytes. *Tensor cores*: 256 rows make a dense matrix a matter of
-flops, not of bytes, in bf16 and in NVFP4, whose product is a bf16 product; and where the programs do not divide evenly
-among the processors, the last ones leave most of the card idle. *Shared memory*, of NVFP4 experts on an H200: weights are
-decoded in registers and must pass through shared memory to get into the tensor cores' order, which takes longer than
-reading them does from so fast a memory; on the other two cards it hides behind the reading.
-"""
-
-METHOD = """
-## How a time is predicted
-
-A launch takes as long as the slowest of its limits would take alone: memory, tensor cores at the rate of the mma that was
-compiled, instruction issue, the half-rate integer units (on sm_120 they have the full rate), special functions, shared
-memory. The busiest processor's number of programs counts, not the mean. Left out: latency, the gaps between launches
-(about 1 µs each in a CUDA graph), bank conflicts. Experts are routed uniformly, 16 rows each. Bandwidths
-and rates with their origins stand in `tests/kernel_report.py`, which wrote this page; `tests/compile` holds the machine
-code to it.
-"""
-
-
-def milliseconds(stored: Mapping[str, Any], card: str, step: str) -> float:
-    lines = stored["launches"][card]
-    return sum(n * max(lines[label]["limits"].values()) for label, n in stored["steps"][card][step].items()) / 1e3
-
-
-def _steps_table(stored: Mapping[str, Any]) -> str:
-    rows = [
-        "| checkpoint | "
-        + " | ".join(f"{c.title}, as stored | light" for c in CARDS_AT_BEST.values())
-        + " | launches |"
-    ]
-    rows.append("|---" * (2 + 2 * len(CARDS)) + "|")
-    for checkpoint, title in steps.CHECKPOINTS.items():
-        cells = []
-        for card in CARDS:
-            for light in (False, True):
-                predicted = milliseconds(stored, card, steps.name(checkpoint, light))
-                cells.append(f"*{predicted:.1f}* / {stored['floors'][card][steps.name(checkpoint, light)]:.1f}")
-        launches = {sum(stored["steps"][card][steps.name(checkpoint, False)].values()) for card in CARDS}
-        rows.append(
-            f"| {title} | " + " | ".join(cells) + f" | {' … '.join(map(str, sorted({min(launches), max(launches)})))} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
-def _worst(stored: Mapping[str, Any]) -> str:
-    """Of each step the kernel that loses the most beyond its bytes."""
-    text = ["## The worst kernel of each step", "", WHY]
-    text += ["| step | card | kernel | ms a step | of its bytes alone | limit |", "|---|---|---|---|---|---|"]
-    for checkpoint, light, card in wanted():
-        step = steps.name(checkpoint, light)
-        name, time, memory, limit = max(_by_kernel(stored, card, step), key=lambda k: k[1] - k[2])
-        title = steps.CHECKPOINTS[checkpoint] + (", light" if light else "")
-        text.append(f"| {title} | {CARDS_AT_BEST[card].title} | {name} | {time:.2f} | {memory:.2f} | {limit} |")
-    return "\n".join(text) + "\n"
-
-
-def _by_kernel(stored: Mapping[str, Any], card: str, step: str) -> Iterator[tuple[str, float, float, str]]:
-    """(kernel, ms a step, ms of its bytes, the limit that most of the time is due to)."""
-    names: dict[str, list[tuple[float, float, str]]] = {}
-    for label, n in stored["steps"][card][step].items():
-        limits = stored["launches"][card][label]["limits"]
-        limit = max(limits, key=limits.__getitem__)
-        memory = stored["launches"][card][label]["bytes"] / CARDS_AT_BEST[card].bandwidth * 1e6
-        names.setdefault(label.rsplit(" ", 1)[0], []).append((n * limits[limit] / 1e3, n * memory / 1e3, limit))
-    for name, parts in names.items():
-        yield name, sum(p[0] for p in parts), sum(p[1] for p in parts), max(parts)[2]
-
-
-def _launches_table(stored: Mapping[str, Any], card: str) -> str:
-    title = "## Launches on an {}, sm_{}{}".format(CARDS_AT_BEST[card].title, *CARDS[card].capability)
-    rows = [title, ""]
-    rows.append(
-        "| kernel | programs × warps | MB | Gflop | mma | instr. per mma | per byte | registers | shared KB | µs | limit |"
-    )
-    rows.append("|---|---|---|---|---|---|---|---|---|---|---|")
-    for label, line in sorted(stored["launches"][card].items()):
-        limits = line["limits"]
-        limit = max(limits, key=limits.__getitem__)
-        grid = f"{math.prod(line['grid']):,} × {line['warps']}"
-        per_mma = "" if line["per_mma"] is None else f"{line['per_mma']:.1f}"
-        rows.append(
-            f"| {label} | {grid} | {line['bytes'] / 1e6:.2f} | {line['flops'] / 1e9:.2f} | {line['mma']} | {per_mma} "
-            f"| {line['per_byte']:.2f} | {line['registers']} | {line['shared'] / 1024:.1f} | {limits[limit]:.1f} | {limit} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--render", action="store_true", help="only write the README from what is stored")
+    parser.add_argument("--render", action="store_true", help="only write the pages from what is stored")
     if not parser.parse_args().render:
         STORED.write_text(json.dumps(compiled(), indent=1) + "\n")
-    README.write_text(render(json.loads(STORED.read_text())))
-    print(_steps_table(json.loads(STORED.read_text())))
+    stored = read()
+    README.write_text(render(stored))
+    make_roofline.main()
+    print(steps_table(stored), gaps_table(stored), sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 loaded: 47,021 tensors placed in 633 parameters, 16.90 GB in 9.1 s (1.86 GB/s)
 left out: 356 tensors (images are not read yet)
 held: experts nvfp4 12.85 GB, attention bf16 2.22 GB, …
-operations: fused kernels
+operations: fused kernels, a CUDA graph a pass
 checksum of the stored bytes: 5f0c2e9a41d7b386
 """
 
@@ -46,21 +46,26 @@ def progress(*, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
         yield arrived
 
 
-def show_proof(planned: "Planned", proof: "Proof", slow_because: str | None, words: Iterable[str]) -> None:
+def show_proof(planned: "Planned", proof: "Proof", mode: str, words: Iterable[str]) -> None:
     """The plan, what became of it, and what the operations run on, on stderr."""
     terminal = stderr()
     show_plan(planned.agreed or planned.estimate, planned.verdict, sys.stderr)
     for line in proof_lines(proof):
         terminal.say(line)
-    for line in operation_lines(slow_because, words):
+    for line in operation_lines(mode, words):
         terminal.say(line)
 
 
-def operation_lines(slow_because: str | None, words: Iterable[str]) -> Iterator[str]:
-    """What operations run on, why, and which words of DGEMMA_OPS count."""
-    yield "operations: " + ("fused kernels" if slow_because is None else f"plain torch, since {slow_because}")
-    if other := ", ".join(word for word in words if word != "torch"):
-        yield f"DGEMMA_OPS: {other}" + ("" if slow_because is None else ", without effect in plain torch")
+def operation_lines(mode: str, words: Iterable[str]) -> Iterator[str]:
+    """What operations run on, why, and which words of DGEMMA_OPS count; `mode` is `Session.mode`."""
+    how, _, why = mode.partition(": ")
+    yield {
+        "graphs": "operations: fused kernels, a CUDA graph a pass",
+        "eager launches": f"operations: fused kernels, launch by launch, since {why}",
+        "torch": f"operations: plain torch, since {why}",
+    }[how]
+    if other := ", ".join(word for word in words if word not in ("torch", "eager")):
+        yield f"DGEMMA_OPS: {other}" + (", without effect in plain torch" if how == "torch" else "")
 
 
 def proof_lines(proof: "Proof") -> Iterator[str]:

@@ -14,6 +14,7 @@ import steps
 import torch
 import triton  # noqa: F401  before the kernels, which look whether somebody did
 from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Gpu, Launch, recording
+from predicted import first_of
 from torch import Tensor
 
 from dgemma_local.quant import Fp8, Nvfp4
@@ -22,6 +23,7 @@ BF16, E4M3, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, to
 
 # DiffusionGemma 26B-A4B, its config.json
 CANVAS, PREFILL = 256, 512
+FIRST = 2 * CANVAS  # rows that join the cache and the canvas's, in one pass
 D, DENSE, F, EXPERTS, ACTIVE, VOCABULARY = 2816, 2112, 704, 128, 8, 262_144
 HEADS = 16
 SLIDING, FULL = (8, 256), (2, 512)  # KV heads, head dim
@@ -135,6 +137,9 @@ def _() -> None:
     for quantise in (False, True):
         combine(x, x, x, w, w, w, meta(1), EPS, w, quantise)
     combine(x, Pairs(meta(CANVAS * ACTIVE, D), meta(CANVAS, ACTIVE, dtype=FP32)), x, w, w, w, meta(1), EPS, w)
+    x, pairs = meta(FIRST, D), Pairs(meta(FIRST * ACTIVE, D), meta(FIRST, ACTIVE, dtype=FP32))
+    for quantise in (False, True):
+        combine(x, pairs, x, w, w, w, meta(FIRST), EPS, w, quantise)
 
 
 @configuration("embedding/embed")
@@ -195,7 +200,8 @@ def _() -> None:
         route(meta(rows, D), meta(D), meta(EXPERTS, D), meta(EXPERTS), ACTIVE, EPS)
 
 
-# dense matrices: [out, in], and whether a gate stands above an up
+# dense matrices: [out, in], and whether a gate stands above an up. What else a pass of FIRST rows launches is the code of
+# CANVAS rows, or of PREFILL ones.
 
 MATRICES = {
     "sliding qkv": (HEADS * 256 + 2 * 8 * 256, D),
@@ -213,9 +219,10 @@ def _matrices(
     gated: Callable[..., object],
     rows: Callable[..., object],
     weight: Callable[..., object],
+    count: int = CANVAS,
 ) -> None:
     for name, (out, width) in MATRICES.items():
-        (gated if name in GATED else linear)(rows(CANVAS, width), weight(out, width))
+        (gated if name in GATED else linear)(rows(count, width), weight(out, width))
 
 
 @configuration("bf16_linear/canvas", WARPGROUPS)
@@ -223,6 +230,13 @@ def _() -> None:
     from dgemma_local.kernels.bf16_linear import bf16_gated, bf16_linear
 
     _matrices(bf16_linear, bf16_gated, meta, meta)
+
+
+@configuration("bf16_linear/first", WARPGROUPS)
+def _() -> None:
+    from dgemma_local.kernels.bf16_linear import bf16_gated, bf16_linear
+
+    _matrices(bf16_linear, bf16_gated, meta, meta, FIRST)
 
 
 FP8_MMA = {ADA: "QMMA", HOPPER: "QGMMA", BLACKWELL: "QMMA"}
@@ -233,6 +247,13 @@ def _() -> None:
     from dgemma_local.kernels.fp8_linear import fp8_gated, fp8_linear
 
     _matrices(fp8_linear, fp8_gated, fp8_rows, fp8)
+
+
+@configuration("fp8_linear/first", FP8_MMA)
+def _() -> None:
+    from dgemma_local.kernels.fp8_linear import fp8_gated, fp8_linear
+
+    _matrices(fp8_linear, fp8_gated, fp8_rows, fp8, FIRST)
 
 
 def _packed(out: int, width: int) -> Nvfp4:
@@ -248,11 +269,25 @@ def _() -> None:
     _matrices(nvfp4_linear, nvfp4_gated, meta, _packed)
 
 
+@configuration("nvfp4_linear/first", WARPGROUPS)
+def _() -> None:
+    from dgemma_local.kernels.nvfp4_linear import nvfp4_gated, nvfp4_linear
+
+    _matrices(nvfp4_linear, nvfp4_gated, meta, _packed, FIRST)
+
+
 @configuration("nvfp4_nvfp4_linear/canvas", "OMMA", gpus=(BLACKWELL,))
 def _() -> None:
     from dgemma_local.kernels.nvfp4_nvfp4_linear import nvfp4_nvfp4_gated, nvfp4_nvfp4_linear
 
     _matrices(nvfp4_nvfp4_linear, nvfp4_nvfp4_gated, nvfp4, _packed)
+
+
+@configuration("nvfp4_nvfp4_linear/first", "OMMA", gpus=(BLACKWELL,))
+def _() -> None:
+    from dgemma_local.kernels.nvfp4_nvfp4_linear import nvfp4_nvfp4_gated, nvfp4_nvfp4_linear
+
+    _matrices(nvfp4_nvfp4_linear, nvfp4_nvfp4_gated, nvfp4, _packed, FIRST)
 
 
 @configuration("rows/quantise")
@@ -360,8 +395,9 @@ def _() -> None:
         _vocabulary(fp8_rows(CANVAS, D), fp8(VOCABULARY, D), reference, across=True)
 
 
-# whole steps: what production launches, whatever the lines above forgot
+# whole steps, and a canvas's first passes: what production launches, whatever the lines above forgot
 
 for _checkpoint in steps.CHECKPOINTS:
     for _light in (False, True):
         configuration(steps.name(_checkpoint, _light))(partial(steps.run, _checkpoint, _light))
+        configuration(first_of(steps.name(_checkpoint, _light)))(partial(steps.run_first, _checkpoint, _light))

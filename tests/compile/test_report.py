@@ -8,7 +8,9 @@ import pytest
 import steps
 from compile.configurations import CONFIGURATIONS, recorded
 from cross import CARDS, key_of
-from kernel_report import CARDS_AT_BEST, PADDING, README, STORED, _items, floor, milliseconds, render, summary, wanted
+from kernel_page import README, render
+from kernel_report import PADDING, _items, floor, passes, summary
+from predicted import CARDS_AT_BEST, CHECKPOINTS, MORE_ITEMS, STORED, first_of, milliseconds, step_of, wanted
 
 SLACK = 0.03  # of instructions and times, as of the bounds
 
@@ -30,18 +32,33 @@ def test_predicted_times_have_a_floor(stored: dict[str, Any]) -> None:
         assert milliseconds(stored, card, name) > stored["floors"][card][name] > 1
 
 
+def test_names_are_those_of_the_launches(stored: dict[str, Any]) -> None:
+    """What reads the report without torch calls steps, first passes and cards as those who compiled them."""
+    assert dict(CHECKPOINTS) == steps.CHECKPOINTS
+    assert {k: c.arch for k, c in CARDS_AT_BEST.items()} == {
+        k: "sm_{}{}".format(*g.capability) for k, g in CARDS.items()
+    }
+    assert all(step_of(checkpoint, light) == steps.name(checkpoint, light) for checkpoint, light, _ in wanted())
+    known = {first_of(step_of(checkpoint, light)) for checkpoint, light, _ in wanted()}
+    recorded_firsts = {name for name, *_ in passes() if name.startswith("first/")}
+    assert recorded_firsts in (set(), known)
+    if hasattr(steps, "run_first"):
+        assert recorded_firsts == known, (
+            "tests/compile/configurations.py: steps.run_first under predicted.first_of(steps.name(…))"
+        )
+
+
 @pytest.mark.parametrize("card", CARDS)
 def test_steps_are_as_stored(card: str, stored: dict[str, Any], compiled: dict[str, Any]) -> None:
     lines: dict[str, Any] = {}
-    for checkpoint, light, of in wanted():
+    for name, checkpoint, light, of in passes():
         if of != card:
             continue
-        name = steps.name(checkpoint, light)
         (entry,) = (e for e in CONFIGURATIONS if e.name == name)
         launches = recorded(entry, CARDS[card])
         artefacts = {key: compiled[key].result() for key in {key_of(launch, CARDS[card]) for launch in launches}}
         counts = summary(launches, artefacts, card, steps.lasting(checkpoint, light), lines)
-        assert counts == stored["steps"][card][name], f"{name}: python tests/kernel_report.py"
+        assert counts == stored["steps"][card].get(name), f"{name}: python tests/kernel_report.py"
     changed = [
         f"{label}: {now}\nstored {was}"
         for label, now in lines.items()
@@ -77,7 +94,11 @@ def test_floors(checkpoint: str, light: bool, card: str, milliseconds: float) ->
 
 def test_a_work_list_under_uniform_routing() -> None:
     """16 pairs an expert in the mean, all experts hit; tiles of 16 pad them by 1.44 (as in the floor)."""
-    items, few, many = _items(32, 16)
+    items, few, many = _items(32, 16, 256)
     assert 128 <= items <= 132 and few + many > 2048
-    _, few, many = _items(16, 16)
+    _, few, many = _items(16, 16, 256)
     assert (few + many) / 2048 == pytest.approx(PADDING, rel=0.02)
+    more, _, _ = _items(32, 16, 512)
+    assert more / items == pytest.approx(MORE_ITEMS, rel=0.02)
+    _, few, many = _items(16, 16, 512)
+    assert 1 < (few + many) / 4096 < PADDING  # 32 pairs an expert fill their tiles better

@@ -237,6 +237,20 @@ def _(T: int) -> Case:
     )
 
 
+@case("combine, a scalar a row", in_subset=True)
+def _(T: int) -> Case:
+    """As of encoder and canvas rows in one pass."""
+    given, following = (*combined(T)[:-1], real.uniform(T, low=0.1, high=1.5, seed=8).to(BF16)), weight(7)
+    exact = norms.Pairs(given[1].y.double(), given[1].weights.double())
+    return Case(
+        lambda: real.tensors_of(norms.combine(*given, EPS, following)),
+        compare(
+            lambda: norms.combine_twin(*given, EPS, following),
+            lambda: norms.combine_twin(given[0].double(), exact, *wide(*given[2:]), EPS, following.double()),
+        ),
+    )
+
+
 @case("combine, FP8 rows", in_subset=True)
 def _(T: int) -> Case:
     given, following = combined(T), weight(7)

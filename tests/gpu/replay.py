@@ -85,12 +85,11 @@ def wishing(words: str | None) -> Iterator[None]:
 
 
 def record(step: Step, gpu: Gpu) -> list[Launch]:
-    model = steps.model(step.checkpoint, step.light)
-    model._head = None  # which reads the wishes once
+    steps.session.cache_clear()  # whose head reads the wishes once
     launches: list[Launch]
     with wishing(step.wishes), recording(gpu) as launches:
         steps.run(step.checkpoint, step.light)
-    model._head = None
+    steps.session.cache_clear()
     return launches
 
 
@@ -128,12 +127,17 @@ def named(launch: Launch) -> dict[str, Any]:
 
 
 class Memory:
-    """Real tensors in the place of meta ones, one memory for each of theirs."""
+    """Real tensors in the place of meta ones, one memory for each of theirs.
+
+    Where views of several types lie one behind the other, as a canvas's state does, each is filled by its own name.
+    """
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         """`launches` are all that will be run, in this order."""
         self._held: dict[int, Tensor] = {}
         self._last = {_storage(t): launch for launch in launches for t in launch.args if isinstance(t, Tensor)}
+        self._fields = _of_several_types(launches)
+        self._filled: set[tuple[int, int]] = set()  # (storage, first byte) of such views
 
     def arguments(self, launch: Launch) -> dict[str, Any]:
         """By name, with this card's tensors."""
@@ -152,15 +156,23 @@ class Memory:
         """Let go of what no later launch names."""
         for storage in [s for s in self._held if self._last.get(s) is launch]:
             del self._held[storage]
+            self._filled = {field for field in self._filled if field[0] != storage}
 
     def _real(self, launch: Launch, name: str, meta: Tensor) -> Tensor:
         storage = _storage(meta)
         if storage not in self._held:
-            size = meta.untyped_storage().nbytes() // meta.element_size()
-            self._held[storage] = fill(launch, name, meta, size)
+            size = meta.untyped_storage().nbytes()
+            self._held[storage] = (
+                torch.zeros(size, dtype=torch.uint8, device=real.DEVICE)
+                if storage in self._fields
+                else fill(launch, name, meta, size // meta.element_size())
+            )
         whole = self._held[storage]
         whole = whole if whole.dtype == meta.dtype else whole.view(meta.dtype)
         made = whole.as_strided(meta.shape, meta.stride(), meta.storage_offset())
+        if storage in self._fields and (field := (storage, _first_byte(meta))) not in self._filled:
+            self._filled.add(field)
+            made.copy_(fill(launch, name, meta, meta.numel()).view(meta.shape))
         if name == "SPAN":  # the two kinds of layers see different ranges of one recorded context
             made.copy_(_span(launch))
         return made
@@ -168,6 +180,20 @@ class Memory:
 
 def _storage(t: Tensor) -> int:
     return int(t.untyped_storage()._cdata)
+
+
+def _first_byte(t: Tensor) -> int:
+    return t.storage_offset() * t.element_size()
+
+
+def _of_several_types(launches: Sequence[Launch]) -> set[int]:
+    """Storages whose views differ in type, and begin at different places."""
+    places: dict[int, set[tuple[int, torch.dtype]]] = {}
+    for t in (t for launch in launches for t in launch.args if isinstance(t, Tensor)):
+        places.setdefault(_storage(t), set()).add((_first_byte(t), t.dtype))
+    return {
+        storage for storage, found in places.items() if all(len(set(each)) > 1 for each in zip(*found, strict=True))
+    }
 
 
 def _span(launch: Launch) -> Tensor:

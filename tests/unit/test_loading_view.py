@@ -45,17 +45,18 @@ def test_a_small_load_or_a_quiet_one_shows_nothing(quiet: bool, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("slow_because", "words", "said"),
+    ("mode", "words", "said"),
     [
-        (None, (), ["operations: fused kernels"]),
-        (None, ("fast-head",), ["operations: fused kernels", "DGEMMA_OPS: fast-head"]),
-        ("the model is on cpu", ("torch",), ["operations: plain torch, since the model is on cpu"]),
+        ("graphs", (), ["operations: fused kernels, a CUDA graph a pass"]),
+        ("graphs", ("fast-head",), ["operations: fused kernels, a CUDA graph a pass", "DGEMMA_OPS: fast-head"]),
+        ("eager launches: it failed: x", (), ["operations: fused kernels, launch by launch, since it failed: x"]),
+        ("torch: the model is on cpu", ("torch",), ["operations: plain torch, since the model is on cpu"]),
         (
-            "it is so",
+            "torch: it is so",
             ("fast-head", "torch"),
             ["operations: plain torch, since it is so", "DGEMMA_OPS: fast-head, without effect in plain torch"],
         ),
     ],
 )
-def test_what_the_operations_run_on_is_said(slow_because: str | None, words: tuple[str, ...], said: list[str]) -> None:
-    assert list(loading.operation_lines(slow_because, words)) == said
+def test_what_the_operations_run_on_is_said(mode: str, words: tuple[str, ...], said: list[str]) -> None:
+    assert list(loading.operation_lines(mode, words)) == said

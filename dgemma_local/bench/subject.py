@@ -1,0 +1,164 @@
+"""What is measured: a demo model, a checkpoint, or the 26B model's shapes filled with random numbers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from dgemma_local.config import GenerationConfig
+from dgemma_local.engine import Conversation
+from dgemma_local.errors import DoesNotFit, UsageError
+
+if TYPE_CHECKING:
+    from dgemma_local.cache import Cache
+    from dgemma_local.config import ModelConfig
+    from dgemma_local.model import DiffusionGemma
+    from dgemma_local.tokens import Tokenizer
+
+Kind = Literal["demo", "model", "synthetic"]
+SYNTHETIC_CONTEXT = 8192  # tokens, where none is asked for; as for a checkpoint
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """A model ready to answer, and what is known of it."""
+
+    name: str
+    kind: Kind
+    model: Any  # what `conversation` asks; its `mode` says how it runs
+    conversation: "Conversation[Cache]"
+    generation: GenerationConfig
+    vocab_size: int
+    tokenizer: "Tokenizer | None"  # None: a synthetic model has no words
+    device: torch.device
+    layout: str  # of the experts: "fp8", "nvfp4", "nvfp4-nvidia", "bf16", "fp32"
+    load_seconds: float  # to open it, from the wall clock
+    planned_bytes: int | None  # of tensors at the peak, without the CUDA context
+    network: "DiffusionGemma"
+    folder: Path | None = None  # of a checkpoint
+
+    @property
+    def mode(self) -> str:
+        """ "graphs", "eager launches: …" or "torch: …"."""
+        return str(getattr(self.model, "mode", "torch"))
+
+    @property
+    def shared(self) -> bool:
+        """Whether a commit shares its pass with the next canvas's first step."""
+        return bool(getattr(self.model, "joins", 0))
+
+    @property
+    def label(self) -> str | None:
+        """What must be said with every figure."""
+        on_cpu = self.device.type == "cpu"
+        if self.kind == "demo":
+            here = "a CPU" if on_cpu else "a GPU"
+            return f"demo model on {here}: these figures say nothing about the 26B model" + (" or a GPU" * on_cpu)
+        if self.kind == "synthetic":
+            return "random weights of the 26B model's shapes: the speed is to be compared, the tokens mean nothing" + (
+                "; on a CPU: these figures say nothing about a GPU" * on_cpu
+            )
+        return "on a CPU: these figures say nothing about a GPU" if on_cpu else None
+
+
+def open_model(name: str, *, device: str | None, context: int | None) -> Subject:
+    """A name of the table, the demo's too, or a folder. Raises as `session.open_session` does."""
+    from dgemma_local import hub, registry
+    from dgemma_local.session import Wishes, open_session
+
+    folder = registry.resolve(name, hub.folder_of)[1]
+    began = perf_counter()
+    session = open_session(name, Wishes(device=device, context=context))
+    seconds = perf_counter() - began
+    model: Any = session.conversation.model
+    agreed = session.planned.agreed
+    return Subject(
+        name=session.name,
+        kind="demo" if session.is_demo else "model",
+        model=model,
+        conversation=session.conversation,
+        generation=session.generation,
+        vocab_size=session.tokenizer.vocab_size,
+        tokenizer=session.tokenizer,
+        device=model.device,
+        layout=next(dtype for component, dtype in session.planned.layout.resident if component == "experts"),
+        load_seconds=seconds,
+        planned_bytes=None if agreed is None else agreed.allocated,
+        network=getattr(model, "network", model),
+        folder=folder,
+    )
+
+
+def open_synthetic(layout: str, *, device: str | None, context: int | None, seed: int) -> Subject:
+    """The 26B model without its weights, on the card if there is one.
+
+    Raises UsageError on an unknown layout, a context the model does not have, or a card that is not there; DoesNotFit
+    before anything is made. Imports nothing but torch and triton from outside the package and the standard library.
+    """
+    from dgemma_local import captured
+    from dgemma_local.bench import synthetic
+
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise UsageError("torch sees no CUDA device", "drop --device cuda, or install torch's CUDA build and a driver")
+    on = device or ("cuda" if there else "cpu")
+    sizes = synthetic.small_config() if synthetic.rehearsing() else synthetic.published_config()
+    room_for = _room_for(layout, sizes, on, context)
+    began = perf_counter()
+    network, generation, room, planned = synthetic.make(layout, on, context=room_for, seed=seed, sizes=sizes)
+    model = captured.best(network, room)
+    if on == "cuda":
+        torch.cuda.synchronize()
+    seconds = perf_counter() - began
+    return Subject(
+        name=f"synthetic 26b {layout}",
+        kind="synthetic",
+        model=model,
+        conversation=Conversation(model, None if model is not network else room),  # the captured step has its memory
+        generation=generation,
+        vocab_size=network.config.vocab_size,
+        tokenizer=None,
+        device=network.device,
+        layout=layout,
+        load_seconds=seconds,
+        planned_bytes=planned,
+        network=network,
+    )
+
+
+def _room_for(layout: str, config: "ModelConfig", device: str, context: int | None) -> int:
+    """The context to plan for. Raises UsageError on one that the model does not have, DoesNotFit with the sizes."""
+    from dgemma_local import fit
+    from dgemma_local.bench import synthetic
+    from dgemma_local.card import cards, host_memory
+    from dgemma_local.layout import Plan
+
+    least, most = config.canvas_length + 1, config.max_positions
+    if context is not None and not least <= context <= most:
+        raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
+    on_card = device == "cuda"
+
+    def asked(name: str) -> fit.Estimate:
+        held = Plan((), (), {}, synthetic.forms(config, name))
+        wanted = context or SYNTHETIC_CONTEXT
+        return fit.estimate(config, held.resident, context=wanted, device="cuda" if on_card else "cpu")
+
+    here = asked(layout)
+    card = next(iter(cards()), None) if on_card else None
+    have = fit.budget(card=card, host=None if on_card else host_memory())
+    if have is None:
+        return here.context
+    said = fit.verdict(here, have)
+    if said.plan is not None and (said.fits or context is None):
+        return said.plan.context
+    cures = [f"use {'a card' if on_card else 'a computer'} with {fit.needs(here, have)} free"]
+    if said.plan is not None:
+        cures.insert(0, f"give --context {said.plan.context}")
+    else:
+        smallest = min(synthetic.LAYOUTS, key=lambda name: asked(name).allocated)
+        if fit.verdict(asked(smallest), have).fits:
+            cures.insert(0, f"take --layout {smallest}")
+    cures.append("measure the demo model (--demo), which runs on any CPU")
+    raise DoesNotFit(f"synthetic 26b {layout} {said.line}", "; or ".join(cures))

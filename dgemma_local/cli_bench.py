@@ -1,0 +1,82 @@
+"""`dgemma bench`: flags in, `bench.command` behind them, a table and one line of JSON out."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def bench(
+    demo: Annotated[bool, typer.Option("--demo", help="The demo model: the default where there is no card.")] = False,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="NAME", help="A name from `dgemma models`, or a folder.")
+    ] = None,
+    synthetic: Annotated[
+        str | None,
+        typer.Option("--synthetic", metavar="26b", help="The 26B model's shapes with random weights: no file needed."),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", metavar="L", help="Of --synthetic: nvfp4 (default), nvfp4-nvidia, fp8 or bf16."),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            "--protocol",
+            metavar="P,…",
+            help="fixed16 (vLLM's), adaptive, context, breakdown, or all. Default: all but context.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="WHAT", help="transformers, or the http:// address of a vLLM server."),
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", metavar="N", help="Behind a warm-up; all with the same seed.")] = 3,
+    context: Annotated[
+        int | None, typer.Option("--context", metavar="N", help="Tokens to plan for. Default: 8192.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of prompts, noise and synthetic weights.")] = 0,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="The last line of stdout into this file, too.")
+    ] = None,
+    device: Annotated[
+        Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Measure a model on this machine.
+
+    Tables to stdout, and in the last line the same as one JSON object.
+
+    Nothing is shown where a kernel's self-test failed, or two runs of one seed differ in a token: exit code 13.
+    """
+    from dgemma_local.bench import command, report
+    from dgemma_local.ui.bench import show_bench
+    from dgemma_local.ui.terminal import stderr
+
+    request = command.checked(
+        demo=demo,
+        model=model,
+        synthetic=synthetic,
+        layout=layout,
+        protocol=protocol,
+        against=against,
+        runs=runs,
+        context=context,
+        seed=seed,
+        device=device.value if device else None,
+    )
+    target = command.writable(json_file)
+    notes = stderr()
+    document = command.perform(request, (lambda text: None) if quiet else notes.say)
+    if target is not None:
+        target.write_text(report.line(document) + "\n", encoding="utf-8")
+    show_bench(document, sys.stdout)
