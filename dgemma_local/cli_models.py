@@ -125,6 +125,7 @@ def show(
     ] = None,
     fp8_attention: Annotated[bool, typer.Option("--fp8-attention", help="With attention held in FP8.")] = False,
     fp8_embedding: Annotated[bool, typer.Option("--fp8-embedding", help="With the embedding held in FP8.")] = False,
+    fp8_mlp: Annotated[bool, typer.Option("--fp8-mlp", help="With the dense MLP held in FP8.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="In bytes, as one JSON object.")] = False,
 ) -> None:
     """Plan a model's memory, component by component. Nothing is downloaded but headers.
@@ -142,7 +143,7 @@ def show(
     planned = plan_run(
         checkpoint,
         load_model_config(checkpoint.folder),
-        Options(fp8_attention=fp8_attention, fp8_embedding=fp8_embedding),
+        Options(fp8_attention=fp8_attention, fp8_embedding=fp8_embedding, fp8_mlp=fp8_mlp),
         device="cuda" if vram is not None or first_card() is not None else "cpu",
         context=context,
         vram=vram,

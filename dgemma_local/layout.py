@@ -95,6 +95,7 @@ class Options:
     dtype: torch.dtype | None = None
     fp8_attention: bool = False  # attention that is stored in 16 bits is held in FP8
     fp8_embedding: bool = False  # the same for the embedding, which is the head, too
+    fp8_mlp: bool = False  # the dense MLP is held in FP8, whatever it is stored as: both products at the FP8 rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Plan:
     copies: tuple[Placement, ...]  # tied duplicates of what stands there; compared, not loaded
     ignored: Mapping[str, str]  # tensor -> why it is left out
     held: Mapping[str, Held]  # parameter -> how
+    staged: Mapping[str, Held] = field(default_factory=dict)  # how one is read first that is held in another form
 
     @property
     def resident(self) -> dict[tuple[str, str], int]:
@@ -285,8 +287,15 @@ def plan(
             "; ".join(f"{fault} ({len(names)}): {families(names)}" for fault, names in faults.items() if names),
             "give the whole folder of one checkpoint: bf16, FP8-dynamic or NVFP4, as `dgemma models` lists them",
         )
-    held = _held(config, schemes, placements, tensors, options or Options())
-    return Plan(tuple(placements), tuple(copies), ignored, held)
+    options = options or Options()
+    held = _held(config, schemes, placements, tensors, options)
+    staged = {
+        parameter: form
+        for parameter, form in held.items()
+        if form.form == "nvfp4" and component(parameter) == "dense MLP" and options.fp8_mlp
+    }
+    in_fp8 = {parameter: Held(form.shape, "fp8", heights=form.heights) for parameter, form in staged.items()}
+    return Plan(tuple(placements), tuple(copies), ignored, held | in_fp8, staged)
 
 
 def tied_to(name: str) -> str:
@@ -344,6 +353,8 @@ def _held(
     plain = set().union(*(dtypes for (_, where), dtypes in stored.items() if where == ""))
     dtype = options.dtype or (plain.pop() if len(plain) == 1 else _named_dtype(config, tensors))
     held: dict[str, Held] = {}
+    wishes = {"attention": options.fp8_attention, "embedding": options.fp8_embedding, "dense MLP": options.fp8_mlp}
+    in_fp8 = {part for part, wish in wishes.items() if wish}
     for parameter, shape in parameter_shapes(config).items():
         scheme, part = schemes[parameter], component(parameter)
         heights = tuple(_parts(config, parameter, shape[-2]).values()) if len(shape) > 1 else ()
@@ -353,7 +364,7 @@ def _held(
             held[parameter] = Held(shape, "fp8", torch.float32 if torch.float32 in scales else torch.bfloat16, heights)
         elif scheme is not None:
             held[parameter] = Held(shape, "nvfp4", heights=heights, divides=scheme == "nvfp4")
-        elif (part == "attention" and options.fp8_attention) or (part == "embedding" and options.fp8_embedding):
+        elif part in in_fp8:
             held[parameter] = Held(shape, "fp8", heights=heights)
         else:
             held[parameter] = Held(shape, dtype=dtype, heights=heights)

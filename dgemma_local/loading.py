@@ -79,7 +79,7 @@ def fill(
     right.
     """
     start = time.perf_counter()
-    weights = {parameter: held.empty(device) for parameter, held in layout.held.items()}
+    weights = {parameter: held.empty(device) for parameter, held in (layout.held | layout.staged).items()}
     total, done = sum(checkpoint.tensors[place.tensor].nbytes for place in layout.placements), 0
 
     def arrived(size: int) -> None:
@@ -91,6 +91,10 @@ def fill(
     sums = read((_job(checkpoint, weights, place) for place in layout.placements), progress=arrived, checksum=checksum)
     read(_comparison(checkpoint, weights, place) for place in layout.copies)
     verify(weights, layout)
+    for parameter in layout.staged:
+        stored = weights[parameter]
+        assert isinstance(stored, Nvfp4)
+        weights[parameter] = quantise_fp8(stored.decode(torch.bfloat16))
     if proof is not None:
         proof.placed, proof.compared, proof.ignored = len(layout.placements), len(layout.copies), layout.ignored
         proof.filled, proof.resident, proof.read = len(weights), layout.resident, total

@@ -133,6 +133,7 @@ class Wishes:
     vram: float | None = None  # GB to stay within; None: what is free
     fp8_attention: bool = False
     fp8_embedding: bool = False
+    fp8_mlp: bool = False
     checksum: bool = False
 
 
@@ -160,7 +161,10 @@ def open_session(
     tokenizer = Tokenizer.load(folder, config.vocab_size)
     checkpoint = open_checkpoint(folder)
     options = Options(
-        None if wishes.dtype is None else DTYPES[wishes.dtype], wishes.fp8_attention, wishes.fp8_embedding
+        None if wishes.dtype is None else DTYPES[wishes.dtype],
+        wishes.fp8_attention,
+        wishes.fp8_embedding,
+        wishes.fp8_mlp,
     )
     planned = plan_run(checkpoint, config, options, device=device, context=wishes.context, vram=wishes.vram)
     agreed, said = planned.agreed, planned.verdict

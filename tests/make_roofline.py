@@ -5,7 +5,7 @@ the milliseconds that the parts take one after another. Both axes of the rooflin
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import speed_page
 from predicted import (
@@ -44,30 +44,44 @@ HEIGHT = TOP + PLOT + 66 + len(SHOWN) * (BARS + 16)
 
 KEY = "○ NVIDIA NVFP4 as stored, ● with attention, dense MLP and embedding in FP8 (light); ┃ everything at once, nothing twice"
 
-CSS = """\
-svg{--paper:#fff;--ink:#1f2328;--faint:#6e7781;--line:#d0d7de;--experts:#2f6fb3;--dense:#c96a14;--vocabulary:#2f8a57;
---attention:#9147b3;--rest:#8c959f;--gaps:#d0d7de}
-@media (prefers-color-scheme:dark){svg{--paper:#0d1117;--ink:#e6edf3;--faint:#8b949e;--line:#30363d;--experts:#5aa2ea;
---dense:#f0954a;--vocabulary:#56c288;--attention:#c58be0;--rest:#7d8590;--gaps:#3d444d}}
-text{font:12px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fill:var(--ink)}
-.title{font-size:15px;font-weight:600}.faint{fill:var(--faint)}.small{font-size:11px;fill:var(--faint)}
-.end{text-anchor:end}.middle{text-anchor:middle}
-.grid{stroke:var(--line);stroke-width:1}.roof{stroke:var(--ink);stroke-width:2;fill:none}
-.lower{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:5 4;fill:none}.move{stroke-width:1.5;fill:none}
-.floor{stroke:var(--ink);stroke-width:2}.halo{stroke:var(--paper);stroke-width:1}
-"""
+# Plain colours first: not everything that draws SVG knows of colour schemes.
+LIGHT = {
+    "paper": "#fff", "ink": "#1f2328", "faint": "#59636e", "line": "#d0d7de", "experts": "#2f6fb3", "dense": "#c96a14",
+    "vocabulary": "#2f8a57", "attention": "#9147b3", "rest": "#8c959f", "gaps": "#bfc7d0",
+}  # fmt: skip
+DARK = {
+    "paper": "#0d1117", "ink": "#e6edf3", "faint": "#9198a1", "line": "#30363d", "experts": "#5aa2ea", "dense": "#f0954a",
+    "vocabulary": "#56c288", "attention": "#c58be0", "rest": "#7d8590", "gaps": "#4d555f",
+}  # fmt: skip
+SHAPES = """\
+text{font:12px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}
+.title{font-size:15px;font-weight:600}.small{font-size:11px}.end{text-anchor:end}.middle{text-anchor:middle}
+.grid{stroke-width:1}.roof{stroke-width:2;fill:none}.lower{stroke-width:1.2;stroke-dasharray:5 4;fill:none}
+.move{stroke-width:1.5}.open{stroke-width:2}.floor{stroke-width:2}.halo{stroke-width:1}"""
+
+
+def _style() -> str:
+    return f"{SHAPES}\n{_colours(LIGHT)}\n@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+
+
+def _colours(of: Mapping[str, str]) -> str:
+    rules = [f".paper{{fill:{of['paper']}}}text{{fill:{of['ink']}}}.faint,.small{{fill:{of['faint']}}}"]
+    rules += [f".grid{{stroke:{of['line']}}}.roof,.lower,.floor{{stroke:{of['ink']}}}"]
+    rules += [f".{kind}{{fill:{of[kind]};stroke:{of[kind]}}}" for kind in CLASSES.values()]
+    rules += [f".halo{{stroke:{of['paper']}}}.open{{fill:{of['paper']}}}"]  # of the shapes that have two classes
+    return "".join(rules)
+
 
 
 def picture(stored: Stored) -> str:
     """SVG, light or dark as its reader's screen is; the same report gives the same bytes."""
     shapes = [line for i, card in enumerate(CARDS_AT_BEST) for line in _card(stored, card, LEFT + i * (PANEL + GUTTER))]
-    colours = "".join(f".{c}{{fill:var(--{c});stroke:var(--{c})}}" for c in CLASSES.values())
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
             "<title>Rooflines of three cards with the parts of a denoising step, and the milliseconds each part takes; predicted</title>",
-            f"<style>\n{CSS}{colours}\n</style>",
-            '<rect width="100%" height="100%" rx="8" style="fill:var(--paper)"/>',
+            f"<style>\n{_style()}\n</style>",
+            '<rect width="100%" height="100%" rx="8" class="paper"/>',
             _text(
                 LEFT,
                 26,
@@ -153,8 +167,8 @@ def _points(stored: Stored, card: str, left: float) -> Iterator[str]:
         (x, y), (to_x, to_y) = spots
         if math.dist(*spots) > 2:
             yield f'<path class="move {kind}" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"/>'
-            yield f'<circle class="{kind}" style="fill:var(--paper);stroke-width:2" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
-        yield f'<circle class="{kind} halo" style="stroke:var(--paper)" cx="{to_x:.1f}" cy="{to_y:.1f}" r="6"/>'
+            yield f'<circle class="{kind} open" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
+        yield f'<circle class="{kind} halo" cx="{to_x:.1f}" cy="{to_y:.1f}" r="6"/>'
 
 
 # The bars
@@ -172,7 +186,7 @@ def _bars(stored: Stored, card: str, left: float, top: float) -> Iterator[str]:
         lengths["gaps"] = total.launches * GRAPH_GAP[1] / 1e3
         x = float(left)
         for name, ms in lengths.items():
-            yield f'<rect class="{CLASSES[name]} halo" style="stroke:var(--paper)" x="{x:.1f}" y="{y + 6:.1f}" width="{ms * scale:.1f}" height="{BAR}"/>'
+            yield f'<rect class="{CLASSES[name]} halo" x="{x:.1f}" y="{y + 6:.1f}" width="{ms * scale:.1f}" height="{BAR}"/>'
             x += ms * scale
         floor = left + stored["floors"][card][step] * scale
         yield f'<path class="floor" d="M{floor:.1f} {y + 3:.1f}V{y + BAR + 9:.1f}"/>'

@@ -4,6 +4,7 @@ tests/make_roofline.py writes them. The prose around is written by hand and hold
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from predicted import (
@@ -22,7 +23,6 @@ from predicted import (
     between,
     eagerly,
     first,
-    has_first,
     in_graph,
     launched,
     part_of,
@@ -36,8 +36,9 @@ PAGE = ROOT / "docs/how-fast.md"
 REGION = re.compile(r"<!-- (?P<name>\w+), by tests/make_roofline\.py -->\n.*?<!-- end -->", re.DOTALL)
 
 FP8, NVFP4, LIGHT = step_of("redhat-fp8-dynamic"), step_of("nvidia-nvfp4"), step_of("nvidia-nvfp4", light=True)
-EXPERTS, TOP_K, VOCABULARY = 128, 8, 262_144
+LAYERS, EXPERTS, TOP_K, VOCABULARY = 30, 128, 8, 262_144
 HEAD, SOFT = ("logits",), ("draw", "soft", "soft_fp8")  # kernels of the vocabulary's two products
+WORTH_NAMING = 0.1  # ms
 TITLES = [card.title for card in CARDS_AT_BEST.values()]
 
 
@@ -143,16 +144,48 @@ def _pass_over_logits(card: str) -> tuple[float, Range]:
 
 
 def _fused_commit(stored: Stored, card: str) -> tuple[float, Range]:
-    """Apart, a canvas has a pass more: that of a step, without the vocabulary."""
+    """Apart, a canvas has a pass more: that of a step, without the vocabulary and without the last layer."""
     step, vocabulary = whole(stored, card, LIGHT), parts(stored, card, LIGHT)["vocabulary"]
     joined = first(stored, card, LIGHT)
-    saved = 2 * step.ms - vocabulary.ms - joined.ms
-    return (2 * step.bytes - vocabulary.bytes - joined.bytes) / STEPS, (saved / STEPS,) * 2
+    share = (LAYERS - 1) / LAYERS
+    ms = step.ms + share * (step.ms - vocabulary.ms) - joined.ms
+    size = step.bytes + share * (step.bytes - vocabulary.bytes) - joined.bytes
+    return size / STEPS, (ms / STEPS,) * 2
 
 
 def _graph(step: Part) -> Range:
     graph, eager = in_graph(step), eagerly(step)
     return max(0.0, eager[0] - graph[1]), eager[1] - graph[0]
+
+
+def _limits(stored: Stored) -> str:
+    """What lies between a light step and its floor, a line for each card."""
+    return "\n".join(f"- **{best.title}**, {_above_floor(stored, card)}" for card, best in CARDS_AT_BEST.items())
+
+
+def _above_floor(stored: Stored, card: str) -> str:
+    step, least = whole(stored, card, LIGHT), stored["floors"][card][LIGHT]
+    found = parts(stored, card, LIGHT)
+    waits = {name: part.ms - part.bytes / CARDS_AT_BEST[card].bandwidth * 1e3 for name, part in found.items()}
+    named = sorted((name for name in waits if waits[name] >= WORTH_NAMING), key=waits.__getitem__, reverse=True)
+    moved = step.bytes / CARDS_AT_BEST[card].bandwidth * 1e3 - least
+    above = between((in_graph(step)[0] - least, in_graph(step)[1] - least))
+    return (
+        f"{above} ms above its floor. Beyond the time of their bytes: "
+        + ", ".join(f"{name.split(',')[0]} {waits[name]:.1f} ({_limit_of(stored, card, name)})" for name in named)
+        + f". Bytes that the floor leaves out: {moved:.1f}. Gaps: {between(_gaps(step))}."
+    )
+
+
+def _limit_of(stored: Stored, card: str, part: str) -> str:
+    """What most of the part's time is due to, memory apart."""
+    by_limit: Counter[str] = Counter()
+    for label, launches in launched(stored, card, LIGHT):
+        limits = stored["launches"][card][label]["limits"]
+        if part_of(label) == part:
+            by_limit[max(limits, key=limits.__getitem__)] += launches.ms
+    del by_limit["memory"]
+    return max(by_limit, key=by_limit.__getitem__)
 
 
 def _frozen(stored: Stored) -> str:
@@ -169,11 +202,14 @@ def _frozen(stored: Stored) -> str:
 
 
 def _two(stored: Stored) -> str:
-    cost = (
-        f"×{first(stored, card, LIGHT).ms / whole(stored, card, LIGHT).ms:.2f} on an {CARDS_AT_BEST[card].title}"
-        for card in CARDS_AT_BEST
-    )
-    return f"A pass of 512 rows costs {', '.join(cost)} as much as one of 256 (predicted{'' if has_first(stored) else ', by estimate'})."
+    """A first pass has the rows of two canvases and the vocabulary of one."""
+
+    def cost(card: str) -> float:
+        another = parts(stored, card, LIGHT)["vocabulary"].ms
+        return (first(stored, card, LIGHT).ms + another) / whole(stored, card, LIGHT).ms
+
+    costs = (f"×{cost(card):.2f} on an {best.title}" for card, best in CARDS_AT_BEST.items())
+    return f"A step of both would cost {', '.join(costs)} as much as one of either (predicted, gaps left out)."
 
 
 def _gap_sources(stored: Stored) -> str:
@@ -226,6 +262,7 @@ def _title(checkpoint: str, light: bool) -> str:
 REGIONS: dict[str, Callable[[Stored], str]] = {
     "step": _step,
     "choices": _choices,
+    "limits": _limits,
     "frozen": _frozen,
     "two": _two,
     "gaps": _gap_sources,

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -50,14 +50,8 @@ def config() -> ModelConfig:
 @cache
 def held(checkpoint: str, light: bool) -> Mapping[str, Held]:
     """How every parameter lies in memory; `light`: attention, dense MLP and embedding in FP8, whatever was stored."""
-    options = Options(fp8_attention=light, fp8_embedding=light)
-    forms = plan(config(), published.tensors(checkpoint), scheme_of(published.QUANTISATION[checkpoint]), options).held
-    if not light:
-        return forms
-    return {
-        name: replace(form, form="fp8", dtype=torch.bfloat16) if ".mlp." in name else form
-        for name, form in forms.items()
-    }
+    options = Options(fp8_attention=light, fp8_embedding=light, fp8_mlp=light)
+    return plan(config(), published.tensors(checkpoint), scheme_of(published.QUANTISATION[checkpoint]), options).held
 
 
 @cache

@@ -58,7 +58,7 @@ def launch(words: list[str]) -> int:
 
 
 def stand_in() -> types.ModuleType:
-    """What test_kernels.py asks of pytest."""
+    """What the suite asks of pytest."""
 
     def parametrize(names: Any, values: Any, ids: Any = None) -> Callable[[Any], Any]:
         fields = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
@@ -77,9 +77,9 @@ def stand_in() -> types.ModuleType:
 
 def tests(words: list[str]) -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
     sys.modules["pytest"] = stand_in()
-    from gpu import test_kernels
+    from gpu import test_kernels, test_session
 
-    for name, test in vars(test_kernels).items():
+    for name, test in (vars(test_session) | vars(test_kernels)).items():
         if name.startswith("test_") and callable(test):
             for chosen in itertools.product(*getattr(test, "parameters", [])):
                 given = {k: v for part in chosen for k, v in part.items()}

@@ -14,10 +14,11 @@ from torch import Tensor
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import load_model_config
 from dgemma_local.errors import CheckpointError
-from dgemma_local.layout import Options
+from dgemma_local.layout import Options, plan
 from dgemma_local.loading import Proof, decoded, load, save
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.quant import Fp8, Nvfp4, Weight, quantise_fp8
+from dgemma_local.schemes import scheme_of
 
 Tensors = dict[str, Tensor]
 EXPERT = "model.decoder.layers.1.experts.5."
@@ -123,6 +124,27 @@ def test_attention_and_embedding_become_fp8_as_they_are_read(tmp_path: Path) -> 
     eight = opened(tmp_path, Options(torch.float32, fp8_attention=True, fp8_embedding=True))
     same = logits(tmp_path, {**decoded(eight, torch.float32)})
     torch.testing.assert_close(logits(tmp_path, eight), same, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "modelopt", "fp8"])
+def test_the_dense_mlp_becomes_fp8_whatever_it_was(name: str, tmp_path: Path) -> None:
+    """Of NVFP4 what it decodes to, of 16 bits as they are read, FP8 as it is; and the plan has its bytes."""
+    write_quantised(tmp_path, name)
+    before, after = opened(tmp_path), opened(tmp_path, Options(fp8_mlp=True))
+    for parameter, was in before.items():
+        now = after[parameter]
+        if ".mlp." not in parameter or isinstance(was, Fp8):
+            assert type(now) is type(was)
+            continue
+        want = quantise_fp8(was if isinstance(was, Tensor) else was.decode(torch.bfloat16))
+        assert isinstance(now, Fp8) and now.scale.dtype == torch.bfloat16
+        assert torch.equal(now.codes.view(torch.uint8), want.codes.view(torch.uint8))
+        assert torch.equal(now.scale, want.scale)
+    assert isinstance(before["layers.0.mlp.down_proj"], {"nvfp4": Nvfp4, "modelopt": Tensor, "fp8": Fp8}[name])
+    checkpoint, config = open_checkpoint(tmp_path), load_model_config(tmp_path)
+    planned = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), Options(fp8_mlp=True))
+    held = {parameter: form.nbytes for parameter, form in planned.held.items()}
+    assert held == {parameter: weight.nbytes for parameter, weight in after.items()}
 
 
 def test_rows_are_quantised_alike_however_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
