@@ -7,6 +7,13 @@ from typing import Annotated
 import typer
 
 
+class Dtype(StrEnum):
+    """What the weights are computed in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 class Device(StrEnum):
     """Where the model runs."""
 
@@ -44,8 +51,12 @@ def bench(
         int | None, typer.Option("--context", metavar="N", help="Tokens to plan for. Default: 8192.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of prompts, noise and synthetic weights.")] = 0,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", help="Compute in this. Default: as stored; float32 beside transformers on a CPU."),
+    ] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="The last line of stdout into this file, too.")
+        str | None, typer.Option("--json", metavar="FILE", help="The last line of stdout into this file, too, and before it what there is.")
     ] = None,
     device: Annotated[
         Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")
@@ -58,11 +69,13 @@ def bench(
 
     Nothing is shown where a kernel's self-test failed, or two runs of one seed differ in a token: exit code 13.
     """
-    from dgemma_local.bench import command, report
+    from dgemma_local.bench.command import perform
+    from dgemma_local.bench.json_file import JsonFile
+    from dgemma_local.bench.request import checked
     from dgemma_local.ui.bench import show_bench
     from dgemma_local.ui.terminal import stderr
 
-    request = command.checked(
+    request = checked(
         demo=demo,
         model=model,
         synthetic=synthetic,
@@ -72,11 +85,11 @@ def bench(
         runs=runs,
         context=context,
         seed=seed,
+        dtype=dtype.value if dtype else None,
         device=device.value if device else None,
     )
-    target = command.writable(json_file)
     notes = stderr()
-    document = command.perform(request, (lambda text: None) if quiet else notes.say)
-    if target is not None:
-        target.write_text(report.line(document) + "\n", encoding="utf-8")
+    file = JsonFile(json_file, notes.say)
+    document = perform(request, (lambda text: None) if quiet else notes.say, file)
     show_bench(document, sys.stdout)
+    file.check()

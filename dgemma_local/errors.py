@@ -12,7 +12,8 @@
     ├── FetchError                 10   a download: no network, no such repository, disk full, a damaged file
     ├── DoesNotFit                 11   the plan needs more memory than there is
     ├── KernelCrash                12   a kernel ended the CUDA context in its self-test
-    └── BenchRefused               13   a benchmark whose figures would mean nothing: a failed self-test, runs that differ
+    ├── BenchRefused               13   a benchmark whose figures would mean nothing: a failed self-test, runs that differ
+    └── EndpointError              14   a server to compare with does not answer as vLLM does
 
     130 after Ctrl-C, 141 when the reader of stdout has gone (as `cat` would report it).
 
@@ -106,3 +107,9 @@ class BenchRefused(DgemmaError):
     """A benchmark shows no speed: a kernel's self-test failed, two runs of one seed differ, or a protocol was not kept."""
 
     exit_code = 13
+
+
+class EndpointError(DgemmaError):
+    """A server to compare with is not there, refuses, or does not answer as vLLM does."""
+
+    exit_code = 14

@@ -79,7 +79,7 @@ def fill(
     right.
     """
     start = time.perf_counter()
-    weights = {parameter: held.empty(device) for parameter, held in (layout.held | layout.staged).items()}
+    weights = {parameter: held.empty(device) for parameter, held in {**layout.held, **layout.staged}.items()}
     total, done = sum(checkpoint.tensors[place.tensor].nbytes for place in layout.placements), 0
 
     def arrived(size: int) -> None:

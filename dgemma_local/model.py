@@ -208,14 +208,17 @@ class Layer:
         return self.input_layernorm, self.attention.qkv_proj
 
     def __call__(
-        self, x: Tensor, seen: Sequence[Seen], segments: Sequence[Segment], following: Reader
+        self, x: Tensor, seen: list[Seen], segments: Sequence[Segment], following: Reader
     ) -> tuple[Tensor, Rows]:
         """x [..., T, D] and what `attention.write` made of its norm -> the next x, and its norm for `following`."""
+        attended = self.attention.read(seen)
+        seen.clear()  # no queries beside the experts
         dense_reader = self.pre_feedforward_layernorm, self.mlp.gate_up
         routed_reader = self.pre_feedforward_layernorm_2, self.experts.gate_up
         r, (for_mlp, for_experts) = ops.sandwich(
-            self.attention.read(seen), x, self.post_attention_layernorm, (dense_reader, routed_reader), self.eps
+            attended, x, self.post_attention_layernorm, (dense_reader, routed_reader), self.eps
         )
+        del attended
         dense = self.mlp(for_mlp)
         routed = self.experts(for_experts, self.router(r))
         posts = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
@@ -373,7 +376,9 @@ class DiffusionGemma:
 
         `kv_only` leaves out what follows the last layer's K/V, which is all that an encoder pass is for.
         """
-        return self.through(x, [self.segment(x, memory, causal, kv_only)])
+        layers = self._through_layers(x, [self.segment(x, memory, causal, kv_only)])
+        del x  # let go after the first layer, like every other's
+        return _last(layers, kv_only)
 
     def segment(self, x: Tensor, memory: Memory, causal: bool, kv_only: bool = False) -> Segment:
         """Rows x [..., T, D] that begin at memory.length."""
@@ -388,13 +393,10 @@ class DiffusionGemma:
         )
 
     def through(self, x: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """x [..., T, D], the rows of all segments, -> those of the last one, normalised; x itself where none is asked for."""
-        last: tuple[Tensor, Rows] = x, x
+        """x [..., T, D], the rows of all segments, -> those of the last one, as `hidden` gives them."""
         layers = self._through_layers(x, segments)
-        del x  # let go after the first layer, like every other's
-        for last in layers:  # noqa: B007
-            pass
-        return plain(last[0 if segments[-1].kv_only else 1])
+        del x
+        return _last(layers, segments[-1].kv_only)
 
     def _through_layers(self, x: Tensor, segments: Sequence[Segment]) -> Iterator[tuple[Tensor, Rows]]:
         """After each layer x, and its norm for whoever reads it next. Behind the last one's K/V only what is asked for."""
@@ -405,6 +407,7 @@ class DiffusionGemma:
                 asked = [not of.kv_only for of in segments]
                 seen, segments = list(compress(seen, asked)), list(compress(segments, asked))
                 if not segments:
+                    yield x, normed
                     return
                 x = x[..., -sum(of.rows for of in segments) :, :]
             x, normed = layer(x, seen, segments, following)
@@ -433,6 +436,13 @@ class DiffusionGemma:
             tables = cos, sin
             self._rotary[geometry] = (start, rows), tables
         return tables
+
+
+def _last(layers: Iterator[tuple[Tensor, Rows]], kv_only: bool) -> Tensor:
+    """The last norm of a pass; of one for K/V alone, what they were made of."""
+    for last in layers:  # noqa: B007
+        pass
+    return plain(last[0 if kv_only else 1])
 
 
 def _at_once(across: int) -> int:

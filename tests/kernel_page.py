@@ -120,7 +120,11 @@ def gaps_table(stored: Stored) -> str:
         step, aim = whole(stored, card, name), aims(card, checkpoint)
         cells = [title, CARDS_AT_BEST[card].title, step.launches, f"{step.ms:.1f}"]
         cells += [between(in_graph(step)), between(eagerly(step)), _aim(aim, 0, ".1f")]
-        cells += [f"{first(stored, card, name).ms:.1f}", between(canvas_ms(stored, card, name), 0), between(tokens_a_second(stored, card, name), 0)]
+        cells += [
+            f"{first(stored, card, name).ms:.1f}",
+            between(canvas_ms(stored, card, name), 0),
+            between(tokens_a_second(stored, card, name), 0),
+        ]
         rows.append(f"| {' | '.join(map(str, cells))} | {_aim(aim, 1, ',.0f')} |")
     return "\n".join(rows) + "\n"
 

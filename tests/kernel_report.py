@@ -39,6 +39,7 @@ import torch
 from compile.configurations import CONFIGURATIONS, recorded
 from cross import CARDS, MMA, Artefact, Loop, compile_numbered, count, key_of
 from dgemma_local.kernels._launch import Gpu, Launch
+from floor import ACTIVATIONS, floor
 from kernel_page import README, gaps_table, render, steps_table
 from predicted import CARDS_AT_BEST, STORED, Card, first_of, read, wanted
 
@@ -227,47 +228,6 @@ def predict(launch: Launch, artefact: Artefact, gpu: Gpu, card: Card, lasting: f
 def _rate(card: Card, operation: str) -> float:
     """By the longest name that fits: QMMA.SF, with unit block scales, is faster than QMMA on a 5090."""
     return next(rate for name, rate in sorted(card.rates.items(), reverse=True) if operation.startswith(name))
-
-
-# The floor: max(all bytes / bandwidth, all flops / peak), every byte once
-
-
-def floor(checkpoint: str, light: bool, card: Card) -> float:
-    """Milliseconds a step of CONTEXT committed tokens, all experts hit, 16-row tiles padded."""
-    config = steps.config()
-    forms = steps.held(checkpoint, light)
-    rows, seen = config.canvas_length, steps.CONTEXT
-    moved, seconds = 0.0, 0.0
-    for name, form in forms.items():
-        if name == "embed_tokens" or len(form.shape) < 2:
-            continue
-        moved += form.nbytes
-        multiplied = math.prod(form.shape[-2:]) * rows
-        if ".experts." in name:
-            multiplied *= config.top_k * PADDING
-        seconds += 2 * multiplied / card.floor["bf16" if form.form == "plain" else form.form]
-    embedding = forms["embed_tokens"]
-    reads = 1 if light else 2  # for the head, and again for the soft embedding
-    moved += embedding.nbytes * reads
-    for layer in config.layers:
-        keys = min(seen, config.sliding_window) if layer.kind == "sliding" else seen
-        moved += 2 * keys * layer.kv_heads * layer.head_dim * 2
-        seconds += 4 * rows * config.heads * layer.head_dim * (keys + rows) / card.floor["bf16"]
-    moved += (
-        ACTIVATIONS
-        * len(config.layers)
-        * (
-            14 * rows * config.hidden_size * 2
-            + rows * config.top_k * (2 * config.hidden_size + 3 * config.expert_size) * 2
-        )
-    )
-    vocabulary = 2 * 2 * rows * math.prod(embedding.shape)
-    seconds += vocabulary / card.floor["bf16" if embedding.form == "plain" else embedding.form]
-    return max(moved / card.bandwidth, seconds) * 1e3
-
-
-PADDING = 1.44  # rows of 16-row tiles a routed pair, uniform routing
-ACTIVATIONS = 0.25  # of their bytes that miss the L2
 
 
 # What is stored

@@ -42,7 +42,7 @@ TICKS_X, TICKS_Y = (10, 30, 100, 300, 1000), (10, 100, 1000)
 WIDTH = LEFT + 3 * PANEL + 2 * GUTTER + 24
 HEIGHT = TOP + PLOT + 66 + len(SHOWN) * (BARS + 16)
 
-KEY = "○ NVIDIA NVFP4 as stored, ● with attention, dense MLP and embedding in FP8 (light); ┃ everything at once, nothing twice"
+KEY = "○ NVIDIA NVFP4 as stored, ● with attention, dense MLP and embedding in FP8 (light); ┃ floor: everything at once, nothing twice"
 
 # Plain colours first: not everything that draws SVG knows of colour schemes.
 LIGHT = {
@@ -70,7 +70,6 @@ def _colours(of: Mapping[str, str]) -> str:
     rules += [f".{kind}{{fill:{of[kind]};stroke:{of[kind]}}}" for kind in CLASSES.values()]
     rules += [f".halo{{stroke:{of['paper']}}}.open{{fill:{of['paper']}}}"]  # of the shapes that have two classes
     return "".join(rules)
-
 
 
 def picture(stored: Stored) -> str:
@@ -189,7 +188,8 @@ def _bars(stored: Stored, card: str, left: float, top: float) -> Iterator[str]:
             yield f'<rect class="{CLASSES[name]} halo" x="{x:.1f}" y="{y + 6:.1f}" width="{ms * scale:.1f}" height="{BAR}"/>'
             x += ms * scale
         floor = left + stored["floors"][card][step] * scale
-        yield f'<path class="floor" d="M{floor:.1f} {y + 3:.1f}V{y + BAR + 9:.1f}"/>'
+        mark = f"M{floor:.1f} {y + 5:.1f}V{y + BAR + 9:.1f}"
+        yield f'<path class="halo" style="stroke-width:5" d="{mark}"/><path class="floor" d="{mark}"/>'
 
 
 def _text(x: float, y: float, words: str, kind: str = "") -> str:

@@ -215,10 +215,9 @@ def _two(stored: Stored) -> str:
 def _gap_sources(stored: Stored) -> str:
     step = whole(stored, "ada", LIGHT)
     return (
-        f"A step has {step.launches} launches, each of which needs the one before. What others measured between two of them: "
-        f"{GRAPH_GAP[0]} µs a node in a graph on a laptop's RTX 5070 Ti (ahrefs/ocannl#488), {GRAPH_GAP[1]} µs on an H100, where "
-        f"a stream has {STREAM_GAP} µs (Hazy Research, *Look Ma, No Bubbles*); of the host {HOST[0]} µs a launch through Triton's "
-        f"launcher (tritonbench#669), and up to {HOST[1]:.0f} µs by our estimate with what a wrapper does before."
+        f"A step has {step.launches} launches, each of which needs the one before. Between two of them others measured "
+        f"{GRAPH_GAP[0]} to {GRAPH_GAP[1]} µs in a graph and {STREAM_GAP} µs in a stream; of the host's time {HOST[0]} µs a launch, "
+        f"which we take for {HOST[1]:.0f} at the most (sources: `tests/predicted.py`)."
     )
 
 

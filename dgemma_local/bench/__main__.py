@@ -2,24 +2,28 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dgemma_local.bench import command, report
+from dgemma_local.bench import report, request
+from dgemma_local.bench.command import perform
+from dgemma_local.bench.json_file import JsonFile
 from dgemma_local.errors import INTERRUPTED, DgemmaError
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of `dgemma bench`; `command.checked` says what they may hold."""
+    """The flags of `dgemma bench`; `request.checked` says what they may hold."""
     flags = argparse.ArgumentParser(prog="python -m dgemma_local.bench", description="Measure a model on this machine.")
     flags.add_argument("--demo", action="store_true")
     flags.add_argument("-m", "--model", metavar="NAME")
-    flags.add_argument("--synthetic", metavar=command.SYNTHETIC)
+    flags.add_argument("--synthetic", metavar=request.SYNTHETIC)
     flags.add_argument("--layout", metavar="L")
     flags.add_argument("--protocol", metavar="P,…")
     flags.add_argument("--against", metavar="WHAT")
-    flags.add_argument("--runs", type=int, default=command.DEFAULT_RUNS, metavar="N")
+    flags.add_argument("--runs", type=int, default=request.DEFAULT_RUNS, metavar="N")
     flags.add_argument("--context", type=int, metavar="N")
     flags.add_argument("--seed", type=int, default=0, metavar="N")
+    flags.add_argument("--dtype")
     flags.add_argument("--json", metavar="FILE")
     flags.add_argument("--device")
     flags.add_argument("-q", "--quiet", action="store_true")
@@ -29,24 +33,26 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """-> the exit code; a user's mistakes are two lines on stderr, as in `dgemma`."""
     given = vars(parser().parse_args(arguments))
-    file, quiet = given.pop("json"), given.pop("quiet")
+    name, quiet = given.pop("json"), given.pop("quiet")
     try:
-        request = command.checked(**given)
-        target = command.writable(file)
-        document = command.perform(request, (lambda text: None) if quiet else _say)
-        if target is not None:
-            target.write_text(report.line(document) + "\n", encoding="utf-8")
+        wanted = request.checked(**given)
+        file = JsonFile(name, _say)
+        _show(perform(wanted, (lambda text: None) if quiet else _say, file))
+        file.check()
     except DgemmaError as error:
         _say(f"error: {error.what}\n  fix: {error.fix}")
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
+    return 0
+
+
+def _show(document: Mapping[str, Any]) -> None:
     lines = [*report.head(document)]
     for table in report.tables(document):
         lines += ["", *report.plain(table)]
     sys.stdout.write("\n".join([*lines, report.line(document)]) + "\n")
-    return 0
 
 
 def _say(text: str) -> None:

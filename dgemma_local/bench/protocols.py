@@ -10,7 +10,7 @@ commands of vLLM's pull request 46212. The entropy bound and the temperatures ar
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,9 +36,9 @@ class Task:
     note: str = ""
 
 
-def random_ids(count: int, vocab_size: int, seed: int) -> tuple[int, ...]:
-    """`count` token ids, uniform over the vocabulary; the same for the same seed on every machine."""
-    return tuple(random.Random(f"prompt {seed}").choices(range(vocab_size), k=count))
+def random_ids(count: int, vocabulary: Sequence[int], seed: int) -> tuple[int, ...]:
+    """`count` of these token ids, uniform; the same for the same seed on every machine."""
+    return tuple(random.Random(f"prompt {seed}").choices(vocabulary, k=count))
 
 
 def endless(config: GenerationConfig, steps: int = STEPS) -> GenerationConfig:
@@ -46,7 +46,9 @@ def endless(config: GenerationConfig, steps: int = STEPS) -> GenerationConfig:
     return replace(config, steps=steps, confidence=0.0, end_ids=())
 
 
-def fixed16(config: GenerationConfig, *, canvas: int, context: int, vocab_size: int, seed: int) -> Task:
+def fixed16(
+    config: GenerationConfig, *, canvas: int, context: int, vocabulary: Sequence[int], seed: int
+) -> Task:
     """vLLM's protocol; where the context cannot hold it, half of the context in whole canvases each way, and said so.
 
     Raises UsageError on a context that holds no two canvases.
@@ -59,9 +61,8 @@ def fixed16(config: GenerationConfig, *, canvas: int, context: int, vocab_size: 
         )
     if not out:
         raise UsageError(f"a context of {context:,} tokens holds no fixed16", f"give --context {2 * canvas:,} or more")
-    return Task(
-        name="fixed16", prompt=random_ids(into, vocab_size, seed), config=endless(config), max_tokens=out, note=note
-    )
+    prompt = random_ids(into, vocabulary, seed)
+    return Task(name="fixed16", prompt=prompt, config=endless(config), max_tokens=out, note=note)
 
 
 def sweep_lengths(context: int, canvas: int) -> tuple[int, ...]:
@@ -77,13 +78,15 @@ def sweep_lengths(context: int, canvas: int) -> tuple[int, ...]:
     return (*lengths, most) if most > 0 else ()
 
 
-def sweep(config: GenerationConfig, *, canvas: int, context: int, vocab_size: int, seed: int) -> tuple[Task, ...]:
+def sweep(
+    config: GenerationConfig, *, canvas: int, context: int, vocabulary: Sequence[int], seed: int
+) -> tuple[Task, ...]:
     """Raises UsageError on a context without a prompt beside two canvases."""
     lengths = sweep_lengths(context, canvas)
     if not lengths:
         least = SWEEP_CANVASES * canvas + 1
         raise UsageError(f"a context of {context:,} tokens leaves no prompt", f"give --context {least:,} or more")
-    ids = random_ids(lengths[-1], vocab_size, seed)
+    ids = random_ids(lengths[-1], vocabulary, seed)
     return tuple(
         Task(name=f"{n:,}", prompt=ids[:n], config=endless(config), max_tokens=SWEEP_CANVASES * canvas) for n in lengths
     )

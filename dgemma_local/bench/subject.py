@@ -1,5 +1,6 @@
 """What is measured: a demo model, a checkpoint, or the 26B model's shapes filled with random numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -50,9 +51,19 @@ class Subject:
         return bool(getattr(self.model, "joins", 0))
 
     @property
+    def vocabulary(self) -> Sequence[int]:
+        """Ids that prompts are drawn from: those that steer, or stand for an image, are no text to read."""
+        every, tokenizer = range(self.vocab_size), self.tokenizer
+        return every if tokenizer is None else [token for token in every if not tokenizer.is_control(token)]
+
+    @property
     def label(self) -> str | None:
         """What must be said with every figure."""
+        from dgemma_local.bench.synthetic import rehearsing
+
         on_cpu = self.device.type == "cpu"
+        if self.kind == "synthetic" and rehearsing():
+            return "rehearsal: small sizes, nothing was measured"
         if self.kind == "demo":
             here = "a CPU" if on_cpu else "a GPU"
             return f"demo model on {here}: these figures say nothing about the 26B model" + (" or a GPU" * on_cpu)
@@ -63,14 +74,22 @@ class Subject:
         return "on a CPU: these figures say nothing about a GPU" if on_cpu else None
 
 
-def open_model(name: str, *, device: str | None, context: int | None) -> Subject:
+def lands_on(name: str, device: str | None) -> str:
+    """ "cpu" or "cuda": where `session.open_session` puts this model. Raises UnknownModel."""
+    from dgemma_local import hub, registry
+
+    demo = registry.is_demo(registry.resolve(name, hub.folder_of)[1])
+    return device or ("cuda" if torch.cuda.is_available() and not demo else "cpu")
+
+
+def open_model(name: str, *, device: str | None, context: int | None, dtype: str | None = None) -> Subject:
     """A name of the table, the demo's too, or a folder. Raises as `session.open_session` does."""
     from dgemma_local import hub, registry
     from dgemma_local.session import Wishes, open_session
 
     folder = registry.resolve(name, hub.folder_of)[1]
     began = perf_counter()
-    session = open_session(name, Wishes(device=device, context=context))
+    session = open_session(name, Wishes(dtype=dtype, device=device, context=context))
     seconds = perf_counter() - began
     model: Any = session.conversation.model
     agreed = session.planned.agreed
