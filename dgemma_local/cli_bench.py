@@ -56,7 +56,10 @@ def bench(
         typer.Option("--dtype", help="Compute in this. Default: as stored; float32 beside transformers on a CPU."),
     ] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="The last line of stdout into this file, too, and before it what there is.")
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE", help="The last line of stdout into this file, too, and before it what there is."
+        ),
     ] = None,
     device: Annotated[
         Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")

@@ -138,6 +138,16 @@ def choose(tiles: Mapping[tuple[int, int], Choice], gpu: Gpu) -> Choice:
     return tiles[max(older, default=min(tiles))]
 
 
+def cdiv(a: int, b: int) -> int:
+    """Programs of `b` each that cover `a`."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is n or more."""
+    return 1 << (n - 1).bit_length()
+
+
 def contiguous(name: str, **tensors: Tensor | None) -> None:
     """Raises ValueError on the first that a kernel would read across its strides."""
     for what, tensor in tensors.items():

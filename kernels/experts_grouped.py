@@ -35,7 +35,7 @@ from dgemma_local.quant import Fp8, Nvfp4, Weight
 
 from ._e2m1 import UNIT, decode, once
 from ._gelu import gated_gelu, gated_gelu_twin
-from ._launch import Cost, Rate, Tile, Tiles, choose, contiguous, gpu_of, launch
+from ._launch import Cost, Rate, Tile, Tiles, cdiv, choose, contiguous, gpu_of, launch
 from ._triton import tl, triton
 from .router import Routing
 
@@ -268,7 +268,7 @@ def gated(x: Tensor | Fp8, routing: Routing, gate_up: Weight, dtype: torch.dtype
     tile = tile or choose(GATED[kind], gpu_of(codes))
     h = codes.new_empty(P, F2 // 2, dtype=dtype)
     launch(
-        _experts_gated, (triton.cdiv(F2 // 2, tile.m), len(routing.work())),
+        _experts_gated, (cdiv(F2 // 2, tile.m), len(routing.work())),
         values.contiguous(), row_scale, routing.order, routing.work(), codes, scale, whole, h, D,
         KIND=kind, DIVIDES=divides, ONCE=_once(codes), FACTOR=1 / UNIT, D=D, F=F2 // 2, A=A,
         BM=tile.m, SMALL=SMALL, BN=max(2 * SMALL, routing.block), BK=tile.k,
@@ -293,7 +293,7 @@ def down(h: Tensor | Fp8, routing: Routing, w: Weight, dtype: torch.dtype, tile:
     tile = tile or choose(DOWN[kind], gpu_of(codes))
     y = codes.new_empty(P, D, dtype=dtype)
     launch(
-        _experts_down, (triton.cdiv(D, tile.m), len(routing.work())),
+        _experts_down, (cdiv(D, tile.m), len(routing.work())),
         values.contiguous(), row_scale, routing.order, routing.work(), codes, scale, whole, y, F,
         KIND=kind, DIVIDES=divides, ONCE=_once(codes), FACTOR=1 / UNIT, D=D, F=F,
         BM=tile.m, SMALL=SMALL, BN=max(2 * SMALL, routing.block), BK=tile.k,

@@ -21,7 +21,7 @@ from dgemma_local.quant import E2M1_MAX, Nvfp4, Weight
 
 from ._e4m3 import to_e4m3
 from ._gelu import gated_gelu, gated_gelu_twin
-from ._launch import Tile, Tiles, choose, gpu_of, launch
+from ._launch import Tile, Tiles, cdiv, choose, gpu_of, launch
 from ._triton import tl, triton
 from .experts_grouped import SMALL, products_cost
 from .router import Routing
@@ -220,7 +220,7 @@ def pairs(x: Nvfp4, routing: Routing, gate_up: Weight, down: Weight, dtype: torc
     items, block = routing.work(), max(2 * SMALL, routing.block)
     tile = choose(GATED, gpu_of(x.packed))
     launch(
-        _experts_gated_nvfp4, (triton.cdiv(F, tile.m), len(items)),
+        _experts_gated_nvfp4, (cdiv(F, tile.m), len(items)),
         x.packed, x.scale, x.global_scale, routing.order, items, gate_up.packed, gate_up.scale, gate_up.global_scale,
         whole, h.packed, h.scale, y, D,
         DIVIDES=gate_up.divides, D=D, F=F, A=A, LARGEST=E2M1_MAX, NO_SCALE=0.125,
@@ -229,7 +229,7 @@ def pairs(x: Nvfp4, routing: Routing, gate_up: Weight, down: Weight, dtype: torc
     )  # fmt: skip
     tile = choose(DOWN, gpu_of(x.packed))
     launch(
-        _experts_down_nvfp4, (triton.cdiv(D, tile.m), len(items)),
+        _experts_down_nvfp4, (cdiv(D, tile.m), len(items)),
         h.packed, h.scale, whole, routing.order, items, down.packed, down.scale, down.global_scale, y, F,
         DIVIDES=down.divides, D=D, F=F, BM=tile.m, SMALL=SMALL, BN=block, BK=tile.k,
         warps=tile.warps, stages=tile.stages, cost=lambda: products_cost(P, down, y, h),

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._launch import Cost, Tile, Tiles, choose, contiguous, gpu_of, launch
+from ._launch import Cost, Tile, Tiles, cdiv, choose, contiguous, gpu_of, launch, power_of_two
 from ._triton import tl, triton
 from .norms import normalise
 
@@ -222,19 +222,19 @@ def route(
     if not T or {scale.dtype, proj.dtype, per_expert_scale.dtype} != {r.dtype}:
         raise ValueError(f"route: r {tuple(r.shape)} {r.dtype}, {scale.dtype}, {proj.dtype}, {per_expert_scale.dtype}")
     tile = tile or choose(TILES, gpu_of(r))
-    experts = max(16, triton.next_power_of_2(E))
+    experts = max(16, power_of_two(E))
     parts = r.new_empty(SPLITS, T, E, dtype=torch.float32)
     launch(
-        _router_logits, (triton.cdiv(T, tile.m), SPLITS),
+        _router_logits, (cdiv(T, tile.m), SPLITS),
         r.contiguous(), scale, proj, parts, T, D**-0.5, eps,
-        D=D, E=E, SPLITS=SPLITS, EXPERTS=experts, BM=tile.m, BK=tile.k, WIDE=min(512, triton.next_power_of_2(D)),
+        D=D, E=E, SPLITS=SPLITS, EXPERTS=experts, BM=tile.m, BK=tile.k, WIDE=min(512, power_of_two(D)),
         warps=tile.warps, stages=tile.stages, cost=lambda: logits_cost(T, D, E, r.element_size()),
     )  # fmt: skip
     weights = r.new_empty(T, top_k, dtype=torch.float32)
     chosen = r.new_empty(T, top_k, dtype=torch.int32)
     launch(
-        _router_choose, (triton.cdiv(T, tile.n),), parts, per_expert_scale, weights, chosen, T,
-        E=E, A=top_k, SPLITS=SPLITS, EXPERTS=experts, SLOTS=triton.next_power_of_2(top_k), BM=tile.n,
+        _router_choose, (cdiv(T, tile.n),), parts, per_expert_scale, weights, chosen, T,
+        E=E, A=top_k, SPLITS=SPLITS, EXPERTS=experts, SLOTS=power_of_two(top_k), BM=tile.n,
         warps=tile.warps, cost=lambda: Cost(4 * T * (SPLITS * E + 2 * top_k)),
     )  # fmt: skip
     return Routing(weights, chosen, *group(chosen, E, block), block)
@@ -248,8 +248,8 @@ def group(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Ten
     table = chosen.new_empty(items, 3)
     launch(
         _router_group, (experts,), chosen, order, ends, table, pairs, items,
-        E=experts, BLOCK=block, EXPERTS=triton.next_power_of_2(experts),
-        PAIRS=triton.next_power_of_2(pairs), ITEM_BLOCK=triton.next_power_of_2(items),
+        E=experts, BLOCK=block, EXPERTS=power_of_two(experts),
+        PAIRS=power_of_two(pairs), ITEM_BLOCK=power_of_two(items),
         warps=GROUP_WARPS, cost=lambda: Cost(4 * (2 * pairs + experts + 3 * items)),
     )  # fmt: skip
     return order, ends, table

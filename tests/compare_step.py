@@ -6,7 +6,7 @@ The same weights and canvases. The contestants alternate within one process, one
 same answer: ours with this project's random stream, ours with transformers' draws (whose tokens must equal theirs at
 every step), and transformers with its default experts, with eager and with sdpa attention, of which the faster counts.
 Prints medians for 1 and 2 threads and, last, one line of JSON with the worst ratio. What is measured, and how:
-dgemma_local/bench/transformers_side.py.
+dgemma_local/bench/turns.py.
 """
 
 import argparse
@@ -16,13 +16,15 @@ import platform
 import torch
 from reference import open_model
 
-from dgemma_local.bench.transformers_side import ROUNDS, STEPS, THREADS, open_theirs, per_step
+from dgemma_local.bench.transformers_side import open_theirs
+from dgemma_local.bench.turns import ROUNDS, STEPS, per_step
 from dgemma_local.config import load_generation_config
 from dgemma_local.demo.render import FOLDERS, Renderer
 from dgemma_local.demo.tasks import Example
 
 PUZZLE = "53..7....\n6..195...\n.98....6.\n8...6...3\n4..8.3..1\n7...2...6\n.6....28.\n...419..5\n....8..79"
 FOLDER = FOLDERS["sudoku"]
+THREADS = (1, 2)
 
 
 def main() -> None:

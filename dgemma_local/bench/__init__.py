@@ -1,6 +1,7 @@
 """`dgemma bench`: what a model does on this machine, in figures that say how they were taken.
 
-    command ─► subject     a model ready to answer: the demo, a checkpoint, random weights of the 26B model's shapes
+    command ─► request     flags, looked at before anything is opened
+            ─► subject     a model ready to answer: the demo, a checkpoint, random weights of the 26B model's shapes
             ─► protocols   what it is asked
             ─► measure     answers with a clock beside their events, and the figures made of them
             ─► machine     clocks, power, memory, versions
@@ -36,7 +37,8 @@ ignored all count. Several answers (adaptive, "together") are summed before they
 
 The document, schema 1; every key is always there, null where it cannot be known:
 
-    schema 1 · dgemma · date (UTC) · label (what must be said with every figure) · seed · runs
+    schema 1 · complete (false in a --json file until all was measured) · dgemma · date (UTC) · seed · runs ·
+    label (what must be said with every figure)
     subject    name, kind, layout, dtype, device, mode, context, canvas_length, vocab_size, load_seconds, planned_bytes
     machine    cpu, cores, threads, python, torch, triton, cuda, gpu, driver, power_limit_w, sm_mhz, memory_mhz (medians while measuring)
     protocols  fixed16, adaptive, context, breakdown, those that ran -> {note, tasks: [task], rows: [row]}
@@ -46,7 +48,8 @@ The document, schema 1; every key is always there, null where it cannot be known
     figures    name -> {median, min, max, runs} | null
     missing    name -> why it is null
     memory     peak_bytes, of (device | process), planned_bytes
-    against    null, or what bench/transformers_side.py or bench/endpoint.py measured
+    against    null, or {what, found: as bench/comparison.py or bench/endpoint.py say, ratio: per_step, per_canvas,
+               end_to_end}, ours : theirs as speeds
 """
 
 SCHEMA = 1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dgemma_local.bench.protocols import Task
     from dgemma_local.bench.subject import Subject
 
+
 def perform(request: Request, say: Callable[[str], None], file: JsonFile | None = None) -> dict[str, Any]:
     """Opens, tests, measures -> the document. `say` hears what is being done; `file` gets the document after each task.
 
@@ -172,7 +173,9 @@ def _against(
     from dgemma_local.bench.protocols import random_ids
     from dgemma_local.bench.report import endpoint_ratios
 
-    say(f"the server: a warm-up, and {request.runs} requests of {len(task.prompt):,} tokens in, {task.max_tokens:,} out")
+    say(
+        f"the server: a warm-up, and {request.runs} requests of {len(task.prompt):,} tokens in, {task.max_tokens:,} out"
+    )
     prompts = [random_ids(len(task.prompt), subject.vocabulary, request.seed + n) for n in range(1 + request.runs)]
     canvas = subject.conversation.model.canvas_length
     found = endpoint.measure(request.against, prompts, task.max_tokens, canvas=canvas)

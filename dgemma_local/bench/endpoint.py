@@ -27,7 +27,6 @@ from dgemma_local.bench.server import SILENCE, Answered, Chunk, Clock, Server
 from dgemma_local.errors import EndpointError
 
 CANVAS = 256  # tokens of the real model's canvas
-REQUESTS = 5  # behind the warm-up
 # seconds between two chunks that are one: a canvas takes the fastest card 60 ms (16 steps of 3.7 ms, all of its bandwidth)
 TOGETHER = 0.005
 
@@ -93,6 +92,7 @@ def measure(
     """The server at `url` answers `prompts`, token ids, one after the other; the first is the warm-up.
 
     -> url, model, version, prompt_tokens, asked_tokens, settings (what of the denoising could be read, or why nothing),
+    same_steps (whether they tell that a canvas takes fixed16's steps),
     requests (each one's figures), median (ttft_ms, end_to_end_tok_s, decode_tok_s, canvas_ms), missing (figure -> why it
     is None), notes (what sets these answers apart from the protocol). The key in OPENAI_API_KEY goes along, and is shown
     nowhere. Raises EndpointError where there are no figures to be had.
@@ -118,6 +118,7 @@ def measure(
         "prompt_tokens": len(prompts[0]),
         "asked_tokens": max_tokens,
         "settings": settings,
+        "same_steps": as_fixed16(settings),
         "requests": [one for one, _ in each],
         "median": median,
         "missing": missing,

@@ -46,9 +46,7 @@ def endless(config: GenerationConfig, steps: int = STEPS) -> GenerationConfig:
     return replace(config, steps=steps, confidence=0.0, end_ids=())
 
 
-def fixed16(
-    config: GenerationConfig, *, canvas: int, context: int, vocabulary: Sequence[int], seed: int
-) -> Task:
+def fixed16(config: GenerationConfig, *, canvas: int, context: int, vocabulary: Sequence[int], seed: int) -> Task:
     """vLLM's protocol; where the context cannot hold it, half of the context in whole canvases each way, and said so.
 
     Raises UsageError on a context that holds no two canvases.

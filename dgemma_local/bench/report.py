@@ -37,7 +37,7 @@ SWEPT = (
 )
 # our figure -> an endpoint's name of it
 THEIR_NAMES = {"first_canvas_ms": "ttft_ms", "canvas_ms": "canvas_ms", "end_to_end_tok_s": "end_to_end_tok_s"}
-RATIOS = {"per_step": "a step", "end_to_end": "end to end"}
+RATIOS = {"per_step": "a step", "per_canvas": "a canvas", "end_to_end": "end to end"}
 # of a breakdown's row: what the table calls it, times what, digits
 PARTS = {
     "count": ("a step", 1, 0),
@@ -178,12 +178,22 @@ def _against(against: Mapping[str, Any], protocols: Mapping[str, Any]) -> Iterat
     for part, key, words, digits in (("per_step", "ms", "ms/step", 3), ("answers", "tok_s", "tok/s, end to end", 1)):
         for entry in found.get(part, ()):
             rows = tuple((name, number(value, digits)) for name, value in entry[key].items())
-            unequal = f"{entry['unequal']} of {entry['compared']} compared by their tokens differ"
-            yield Table(
-                f"{title}, {entry['threads']} threads", ("", words), rows, (unequal,) if entry["compared"] else ()
-            )
-    ours = tuple((words, number(against["ratio"][key], 2)) for key, words in RATIOS.items())
+            threads = f"{entry['threads']} thread{'s' * (entry['threads'] != 1)}"
+            yield Table(f"{title}, {threads}", ("", words), rows, tuple(_remarks(entry)))
+    ours = tuple((words, number(value, 2)) for key, words in RATIOS.items() if (value := against["ratio"][key]))
     yield Table(f"{title}: so many times as fast", ("", "ours : theirs"), ours)
+
+
+def _remarks(entry: Mapping[str, Any]) -> Iterator[str]:
+    if entry["compared"]:
+        yield f"{entry['unequal']} of {entry['compared']} compared with {entry['twin']} by their tokens differ"
+    if cut(entry):
+        yield f"stopped early, {entry['steps']} of {entry['wanted']} steps were timed: not in the ratio below"
+
+
+def cut(entry: Mapping[str, Any]) -> bool:
+    """Whether steps in turns took too long, and were not all taken."""
+    return bool(entry.get("steps", 0) < entry.get("wanted", 0))
 
 
 def _endpoint(title: str, found: Mapping[str, Any], ours: Mapping[str, Any]) -> Table:
@@ -197,18 +207,23 @@ def _endpoint(title: str, found: Mapping[str, Any], ours: Mapping[str, Any]) -> 
     return Table(f"{title}, fixed16", ("", "ours", "theirs"), rows, (said, *found["notes"], *missing))
 
 
-def endpoint_ratios(ours: Mapping[str, Any], theirs: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Of fixed16's figures and what endpoint.measure found. A step is a sixteenth of a canvas on both sides."""
-    canvas, whole = ours["canvas_ms"], ours["end_to_end_tok_s"]
+def endpoint_ratios(ours: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of fixed16's figures and what endpoint.measure found.
+
+    A step is a sixteenth of a canvas where the server tells that it takes as many steps as fixed16; else it is not known.
+    """
+    canvas, whole, theirs = ours["canvas_ms"], ours["end_to_end_tok_s"], found["median"]
+    per_canvas = theirs["canvas_ms"] / canvas["median"] if theirs["canvas_ms"] and canvas else None
     return {
-        "per_step": theirs["canvas_ms"] / canvas["median"] if theirs["canvas_ms"] and canvas else None,
+        "per_step": per_canvas if found["same_steps"] else None,
+        "per_canvas": per_canvas,
         "end_to_end": whole["median"] / theirs["end_to_end_tok_s"] if theirs["end_to_end_tok_s"] and whole else None,
     }
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of what transformers_side.measure found: the worst over its numbers of threads."""
-    steps = [entry["ratio"] for entry in found.get("per_step", ())]
+    """Of what comparison.measure found: the worst over its numbers of threads, without those that were cut."""
+    steps = [entry["ratio"] for entry in found.get("per_step", ()) if not cut(entry)]
     if not steps:  # on a card: between the drafts of whole answers
         for entry in found.get("answers", ()):
             ms = entry["step_ms"]
@@ -216,4 +231,4 @@ def ratios(found: Mapping[str, Any]) -> dict[str, float | None]:
             if ms.get("ours") and theirs:
                 steps.append(min(theirs) / ms["ours"])
     whole = [entry["ratio"] for entry in found.get("answers", ())]
-    return {"per_step": min(steps, default=None), "end_to_end": min(whole, default=None)}
+    return {"per_step": min(steps, default=None), "per_canvas": None, "end_to_end": min(whole, default=None)}

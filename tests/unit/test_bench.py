@@ -14,7 +14,8 @@ import torch
 from fake import END, GENERATION, MARK, FakeModel
 
 from dgemma_local.bench import __main__ as bare
-from dgemma_local.bench import command, machine, measure, protocols, report
+from dgemma_local.bench import command, machine, measure, protocols, report, request
+from dgemma_local.bench.json_file import JsonFile
 from dgemma_local.bench.measure import Bench
 from dgemma_local.bench.protocols import Task
 from dgemma_local.config import GenerationConfig
@@ -282,22 +283,22 @@ def test_on_a_real_conversation() -> None:
 
 
 def test_fixed16_is_vllms() -> None:
-    task = protocols.fixed16(GENERATION, canvas=256, context=8192, vocab_size=1000, seed=3)
+    task = protocols.fixed16(GENERATION, canvas=256, context=8192, vocabulary=range(1000), seed=3)
     assert (len(task.prompt), task.max_tokens, task.note) == (1024, 1024, "")
     assert task.config == replace(GENERATION, steps=16, confidence=0.0, end_ids=())
     assert len(set(task.prompt)) > 500 and max(task.prompt) < 1000
-    assert task.prompt == protocols.fixed16(GENERATION, canvas=256, context=4096, vocab_size=1000, seed=3).prompt
-    assert task.prompt != protocols.fixed16(GENERATION, canvas=256, context=4096, vocab_size=1000, seed=4).prompt
+    assert task.prompt == protocols.fixed16(GENERATION, canvas=256, context=4096, vocabulary=range(1000), seed=3).prompt
+    assert task.prompt != protocols.fixed16(GENERATION, canvas=256, context=4096, vocabulary=range(1000), seed=4).prompt
 
 
 def test_fixed16_where_the_context_is_short() -> None:
-    task = protocols.fixed16(GENERATION, canvas=96, context=1024, vocab_size=128, seed=0)
+    task = protocols.fixed16(GENERATION, canvas=96, context=1024, vocabulary=range(128), seed=0)
     assert len(task.prompt) == task.max_tokens == 480 and "scaled: 480 tokens" in task.note and "1,024" in task.note
     with pytest.raises(UsageError, match="holds no fixed16") as refused:
-        protocols.fixed16(GENERATION, canvas=96, context=191, vocab_size=128, seed=0)
+        protocols.fixed16(GENERATION, canvas=96, context=191, vocabulary=range(128), seed=0)
     assert "192" in refused.value.fix
-    assert protocols.fixed16(GENERATION, canvas=96, context=192, vocab_size=128, seed=0).max_tokens == 96
-    assert protocols.fixed16(GENERATION, canvas=256, context=2048, vocab_size=128, seed=0).note == ""
+    assert protocols.fixed16(GENERATION, canvas=96, context=192, vocabulary=range(128), seed=0).max_tokens == 96
+    assert protocols.fixed16(GENERATION, canvas=256, context=2048, vocabulary=range(128), seed=0).note == ""
 
 
 @pytest.mark.parametrize(
@@ -317,12 +318,12 @@ def test_the_sweep(context: int, canvas: int, lengths: tuple[int, ...]) -> None:
         assert found == lengths
     assert all(n + 2 * canvas <= context for n in found) and list(found) == sorted(set(found))
     if lengths:
-        tasks = protocols.sweep(GENERATION, canvas=canvas, context=context, vocab_size=64, seed=0)
+        tasks = protocols.sweep(GENERATION, canvas=canvas, context=context, vocabulary=range(64), seed=0)
         assert [len(task.prompt) for task in tasks] == list(found)
         assert {task.max_tokens for task in tasks} == {2 * canvas} and {task.config.steps for task in tasks} == {16}
     else:
         with pytest.raises(UsageError, match="leaves no prompt"):
-            protocols.sweep(GENERATION, canvas=canvas, context=context, vocab_size=64, seed=0)
+            protocols.sweep(GENERATION, canvas=canvas, context=context, vocabulary=range(64), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -374,18 +375,18 @@ def test_shipped_prompts(demo: str | None, names: list[str]) -> None:
 )
 def test_flags_that_cannot_be(flags: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError) as refused:
-        command.checked(**flags)
+        request.checked(**flags)
     assert what in refused.value.what and refused.value.fix and "\n" not in refused.value.what + refused.value.fix
 
 
 def test_what_is_measured_without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dgemma_local.auto.cards", lambda: ())
-    assert command.checked() == command.Request(model="demo", protocols=("fixed16", "adaptive", "breakdown"))
-    assert command.checked(demo=True, protocol="all").protocols == protocols.NAMES
-    assert command.checked(demo=True, protocol="breakdown, fixed16").protocols == ("fixed16", "breakdown")
-    random = command.checked(synthetic="26b")
+    assert request.checked() == request.Request(model="demo", protocols=("fixed16", "adaptive", "breakdown"))
+    assert request.checked(demo=True, protocol="all").protocols == protocols.NAMES
+    assert request.checked(demo=True, protocol="breakdown, fixed16").protocols == ("fixed16", "breakdown")
+    random = request.checked(synthetic="26b")
     assert (random.model, random.layout, random.protocols) == (None, "nvfp4", ("fixed16", "breakdown"))
-    assert command.checked(synthetic="26b", protocol="all").protocols == ("fixed16", "context", "breakdown")
+    assert request.checked(synthetic="26b", protocol="all").protocols == ("fixed16", "context", "breakdown")
 
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
@@ -481,6 +482,7 @@ def document(**changes: Any) -> dict[str, Any]:
     row = {"part": "experts", "count": 30, "ms": 1.5, "share": 0.25, "bytes": 3_000_000, "flops": None, "gb_s": None}
     return {
         "schema": 1,
+        "complete": True,
         "dgemma": "0.1",
         "date": "2026-01-01T00:00:00+00:00",
         "label": "a label",

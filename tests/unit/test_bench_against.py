@@ -15,14 +15,17 @@ from reference import open_model
 from tiny import write_tensors, write_tiny
 from vllm_server import MODEL, Failure, Manner, VllmServer
 
-from dgemma_local.bench import endpoint, transformers_side
-from dgemma_local.bench.endpoint import NOT_READ, Answered, Chunk, Server, figures, together
+from dgemma_local.bench import comparison, endpoint, transformers_side, turns
+from dgemma_local.bench.comparison import Answer
+from dgemma_local.bench.endpoint import figures, together
 from dgemma_local.bench.protocols import Task, endless
-from dgemma_local.bench.transformers_side import OURS, STEPS, THEIR_DRAWS, THEIRS, WARM_UP, Answer
+from dgemma_local.bench.server import NOT_READ, Answered, Chunk, Server
+from dgemma_local.bench.transformers_side import THEIRS
+from dgemma_local.bench.turns import OURS, STEPS, THEIR_DRAWS, WARM_UP
 from dgemma_local.config import GenerationConfig, load_generation_config
 from dgemma_local.demo.render import FOLDERS
 from dgemma_local.engine import Conversation
-from dgemma_local.errors import CheckpointError, UsageError
+from dgemma_local.errors import CheckpointError, EndpointError, UsageError
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
 
@@ -92,7 +95,7 @@ def test_contestants_take_turns_and_the_warm_up_is_not_counted() -> None:
     now, log, seen = [0.0], list[str](), list[Mapping[str, list[int]]]()
     slow = Paced(now, log, "slow", lambda seed, number: 0.004 if seed >= WARM_UP else 9.0)
     mixed = Paced(now, log, "mixed", lambda seed, number: (1.0, 2.0, 3.0, 30.0, 40.0, 50.0)[number] / 1000)
-    ms = transformers_side.take_turns({"slow": slow, "mixed": mixed}, 2, seen.append, lambda: now[0])
+    ms = turns.take_turns({"slow": slow, "mixed": mixed}, 2, seen.append, lambda: now[0])
     assert ms == {"slow": pytest.approx(4.0), "mixed": pytest.approx(16.5)}
     assert log == ["slow", "mixed"] * STEPS * (WARM_UP + 2)
     assert seen[0] == {"slow": [0, 1], "mixed": [0, 1]} and len(seen) == STEPS * (WARM_UP + 2)
@@ -103,7 +106,7 @@ def test_steps_in_turns_have_the_tokens_of_transformers(
     model: DiffusionGemma, theirs: dict[str, Any], config: GenerationConfig
 ) -> None:
     state = torch.get_rng_state()
-    found = transformers_side.per_step(model, theirs, range(20, 60), config, rounds=1, clock=ticking(0.25))
+    found = turns.per_step(model, theirs, range(20, 60), config, rounds=1, clock=ticking(0.25))
     assert torch.equal(torch.get_rng_state(), state)
     assert found["ms"] == {OURS: 250.0, THEIR_DRAWS: 250.0, EAGER: 250.0, SDPA: 250.0}
     assert (found["threads"], found["steps"]) == (1, STEPS)
@@ -114,7 +117,7 @@ def test_steps_in_turns_have_the_tokens_of_transformers(
 def test_a_sure_model_takes_every_step(theirs: dict[str, Any], config: GenerationConfig) -> None:
     """A threshold above any entropy, and no stability: each would end a canvas at its first step."""
     sure = replace(config, confidence=99.0, stability=0)
-    one = transformers_side.Theirs(theirs[EAGER], torch.arange(20, 60), sure)
+    one = turns.Theirs(theirs[EAGER], torch.arange(20, 60), sure)
     one.begin(0)
     steps = [one.step() for _ in range(STEPS)]
     assert all(a != b for a, b in pairwise(steps))
@@ -129,11 +132,11 @@ def test_the_worse_of_ours_stands_against_the_better_of_theirs(
         check({OURS: [2], THEIR_DRAWS: [1], EAGER: [2], SDPA: [1]})
         return {OURS: 2.0, THEIR_DRAWS: 4.0, EAGER: 9.0, SDPA: 8.0}
 
-    monkeypatch.setattr(transformers_side, "take_turns", take_turns)
-    monkeypatch.setattr(transformers_side, "Ours", lambda *_, **__: None)
-    monkeypatch.setattr(transformers_side, "Theirs", lambda *_: None)
+    monkeypatch.setattr(turns, "take_turns", take_turns)
+    monkeypatch.setattr(turns, "Ours", lambda *_, **__: None)
+    monkeypatch.setattr(turns, "Theirs", lambda *_: None)
     network: Any = SimpleNamespace(device=torch.device("cpu"))
-    found = transformers_side.per_step(network, {EAGER: None, SDPA: None}, [1], config, rounds=7)
+    found = turns.per_step(network, {EAGER: None, SDPA: None}, [1], config, rounds=7)
     assert (found["ratio"], found["compared"], found["unequal"], found["steps"]) == (2.0, 2, 1, 7 * STEPS)
 
 
@@ -160,7 +163,7 @@ def test_whole_answers_have_the_tokens_of_transformers(
     model: DiffusionGemma, theirs: dict[str, Any], task: Task
 ) -> None:
     state = torch.get_rng_state()
-    found = transformers_side.answers(Conversation(model), model, theirs, task, runs=2, clock=ticking())
+    found = comparison.answers(Conversation(model), model, theirs, task, runs=2, clock=ticking())
     assert torch.equal(torch.get_rng_state(), state)
     assert (found["compared"], found["unequal"], found["runs"]) == (3, 0, 2)
     assert (found["prompt_tokens"], found["tokens"], found["steps"]) == (40, 192, 3)
@@ -172,13 +175,13 @@ def test_whole_answers_have_the_tokens_of_transformers(
 
 @pytest.mark.parity
 def test_ends_are_ignored_and_every_step_is_taken(model: DiffusionGemma, theirs: dict[str, Any], task: Task) -> None:
-    noise = transformers_side.noise_of(model, 1, own_stream=False)
-    ours = transformers_side.ours_answer(Conversation(model), task, noise, ticking())
-    generated = transformers_side.theirs_answer(theirs[EAGER], task, 1, model.device, ticking())
+    noise = turns.noise_of(model, 1, own_stream=False)
+    ours = comparison.ours_answer(Conversation(model), task, noise, ticking())
+    generated = comparison.theirs_answer(theirs[EAGER], task, 1, model.device, ticking())
     assert len(ours.tokens) == 192 and ours == generated
     assert ours.step_ms == [1000.0] * 4  # two canvases of three steps
     cut = replace(task, max_tokens=100)
-    assert transformers_side.theirs_answer(theirs[EAGER], cut, 1, model.device, ticking()).tokens == ours.tokens[:100]
+    assert comparison.theirs_answer(theirs[EAGER], cut, 1, model.device, ticking()).tokens == ours.tokens[:100]
 
 
 def test_each_answer_begins_with_an_empty_cache(
@@ -195,7 +198,7 @@ def test_each_answer_begins_with_an_empty_cache(
 
     monkeypatch.setattr(conversation, "answer", watched)
     for _ in range(2):
-        transformers_side.ours_answer(conversation, task, transformers_side.noise_of(model, 0, own_stream=True))
+        comparison.ours_answer(conversation, task, turns.noise_of(model, 0, own_stream=True))
     assert reused == [0, 0]
 
 
@@ -213,10 +216,10 @@ def test_on_a_card_the_kernels_draw_for_themselves(monkeypatch: pytest.MonkeyPat
     def others(one: str, asked: Task, seed: int, device: Any, clock: Any) -> Answer:
         return Answer([2] * 192, next(seconds[one]), 0.25, [])
 
-    monkeypatch.setattr(transformers_side, "ours_answer", ours)
-    monkeypatch.setattr(transformers_side, "theirs_answer", others)
+    monkeypatch.setattr(comparison, "ours_answer", ours)
+    monkeypatch.setattr(comparison, "theirs_answer", others)
     conversation: Any = None
-    found = transformers_side.answers(conversation, network, {EAGER: EAGER, SDPA: SDPA}, task, runs=3)
+    found = comparison.answers(conversation, network, {EAGER: EAGER, SDPA: SDPA}, task, runs=3)
     assert found["tok_s"] == {OURS: 96.0, EAGER: 24.0, SDPA: 48.0} and found["ratio"] == 2.0
     assert found["step_ms"] == {OURS: 2.0, EAGER: None, SDPA: None}
     assert (found["compared"], found["unequal"]) == (0, 0)
@@ -242,7 +245,7 @@ def test_all_of_it(
     monkeypatch.setattr(transformers_side, "open_theirs", lambda *given: given)
     for name in ("per_step", "answers"):
         monkeypatch.setattr(transformers_side, name, part(name))
-    found = transformers_side.measure(subject, FOLDER, task, rounds=3, runs=4)
+    found = comparison.measure(subject, FOLDER, task, rounds=3, runs=4)
     assert threads[-1] == 1  # as it was
     assert found.pop("transformers")[0].isdecimal()
     assert found == {
@@ -259,7 +262,7 @@ def test_all_of_it(
 def test_why_transformers_cannot_take_part(monkeypatch: pytest.MonkeyPatch, model: DiffusionGemma) -> None:
     subject: Any = SimpleNamespace(network=model)
     nothing: Any = None
-    assert "random" in transformers_side.measure(subject, None, nothing)["why_not"]
+    assert "random" in comparison.measure(subject, None, nothing)["why_not"]
     packed = transformers_side.why_not(FOLDER.parent / "sudoku-fp8", model)
     assert packed is not None and "packed" in packed
     wanted = 2_556_822  # bytes of the demo's 581,096 parameters in fp32, and a tenth of that
@@ -454,7 +457,7 @@ TOLD: dict[Failure, tuple[str, str]] = {
 @pytest.mark.parametrize("failure", get_args(Failure))
 def test_each_failure_has_two_lines(failure: Failure) -> None:
     what, fix = TOLD[failure]
-    with VllmServer(Manner(failure=failure)) as server, pytest.raises(UsageError) as raised:
+    with VllmServer(Manner(failure=failure)) as server, pytest.raises(EndpointError) as raised:
         endpoint.measure(server.url, PROMPTS, 512, silence=0.1)
     assert raised.value.what.startswith(server.url) and raised.value.what.endswith(what)
     assert fix in raised.value.fix
@@ -463,10 +466,10 @@ def test_each_failure_has_two_lines(failure: Failure) -> None:
 
 def test_a_key_that_is_refused_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
-    with VllmServer(Manner(key="another")) as server, pytest.raises(UsageError) as raised:
+    with VllmServer(Manner(key="another")) as server, pytest.raises(EndpointError) as raised:
         endpoint.measure(server.url, PROMPTS, 512)
     assert raised.value.what == f"{server.url} wants another key (401)"
-    with VllmServer(Manner(failure="broken")) as server, pytest.raises(UsageError) as raised:
+    with VllmServer(Manner(failure="broken")) as server, pytest.raises(EndpointError) as raised:
         endpoint.measure(server.url, PROMPTS, 512)
     assert raised.value.what.endswith("out of memory Bearer …")
     monkeypatch.setenv("OPENAI_API_KEY", "s3cret\nX-Injected: 1")
@@ -476,7 +479,7 @@ def test_a_key_that_is_refused_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_context_that_is_too_short() -> None:
-    with VllmServer(Manner(longest=1000)) as server, pytest.raises(UsageError, match="context of 1,000") as raised:
+    with VllmServer(Manner(longest=1000)) as server, pytest.raises(EndpointError, match="context of 1,000") as raised:
         endpoint.measure(server.url, PROMPTS, 1024)
     assert raised.value.fix == "start it with --max-model-len 1027 or more"
     for longest in (1027, None):
@@ -487,12 +490,12 @@ def test_a_context_that_is_too_short() -> None:
 def test_nobody_there() -> None:
     with VllmServer() as server:
         pass
-    with pytest.raises(UsageError, match=r"cannot be reached: .*refused"):
+    with pytest.raises(EndpointError, match=r"cannot be reached: .*refused"):
         endpoint.measure(server.url, PROMPTS, 512)
 
 
 def test_https_to_a_server_without_it() -> None:
-    with VllmServer() as server, pytest.raises(UsageError, match="is not trusted") as raised:
+    with VllmServer() as server, pytest.raises(EndpointError, match="is not trusted") as raised:
         endpoint.measure(server.url.replace("http", "https"), PROMPTS, 512, silence=5.0)
     assert raised.value.what.startswith(f"https://127.0.0.1:{server.server_address[1]} ")
 
@@ -569,12 +572,12 @@ def test_words_without_tokens_are_no_chunks() -> None:
     ],
 )
 def test_errors_in_all_their_forms(said: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="answers with an error: too many"):
+    with pytest.raises(EndpointError, match="answers with an error: too many"):
         listened(said)
 
 
 @pytest.mark.parametrize("said", ["[1]", "3", "{", "[" * 100_000])
 def test_what_is_no_event(said: str) -> None:
-    with pytest.raises(UsageError, match="does not answer in JSON") as raised:
+    with pytest.raises(EndpointError, match="does not answer in JSON") as raised:
         listened(said)
     assert len(raised.value.what) < 300
