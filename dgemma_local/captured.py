@@ -108,8 +108,9 @@ class Captured:
         assert not isinstance(network.embed_tokens, Nvfp4)  # `best` sees to it
         self.head = ops.Head.of(network.embed_tokens, network.config.softcap, network.embed_scale)
         self._config: GenerationConfig | None = None
-        self._why_eager = "DGEMMA_OPS=eager asks for it" if "eager" in ops.wishes() else None
+        self._why_eager = _why_eager()
         self._failed: str | None = None
+        self.wasted = 0  # steps that were launched behind a canvas's last
         self._pool: Any = None
         self._chunk, self._first, self._step = Phase(self.chunk), Phase(self.first), Phase(self.step)
 
@@ -221,9 +222,12 @@ class Captured:
 
     def _graph_of(self, body: Callable[[], None]) -> Any:
         """All graphs share one pool: what lies there is dead between two passes."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            body()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                body()
+        finally:
+            torch.cuda.set_stream(stream)  # torch leaves its own one behind where a capture fails
         self._pool = self._pool or graph.pool()
         return graph
 
@@ -260,7 +264,9 @@ class Captured:
             if not self._done(step) and launched == step + 1:  # before anything else: the card is waiting
                 self._launch(self._step, launched)
                 launched += 1
-            after = self._read(before, config)
+            after = self._read(before)
+            if after.done:
+                self.wasted += launched - (step + 1)
             yield after
             if after.done:
                 return
@@ -322,7 +328,7 @@ class Captured:
         mail.wait()
         return bool(mail.views.flags[1])
 
-    def _read(self, before: sampler.Canvas, config: GenerationConfig) -> sampler.Canvas:
+    def _read(self, before: sampler.Canvas) -> sampler.Canvas:
         """The state behind `before`, whose report is here."""
         report = self._ring[before.step % RING].views
         converged, done = report.flags.tolist()
@@ -334,7 +340,7 @@ class Captured:
             draft=report.draft.clone(),
             accepted=report.accepted.clone(),
             entropy=report.entropy.clone(),
-            temperature=float(sampler.temperature(config, before.step)),
+            temperature=float(self._temperatures[before.step]),
             converged=bool(converged),
             done=bool(done),
         )
@@ -368,6 +374,14 @@ class Mailbox(Generic[MailT]):
         """For the last copy that was launched."""
         if self._event is not None:
             self._event.synchronize()
+
+
+def _why_eager() -> str | None:
+    if "eager" in ops.wishes():
+        return "DGEMMA_OPS=eager asks for it"
+    if twins := ops.replaced():  # which wait for the host
+        return f"{len(twins)} kernels run as their twins" if len(twins) > 1 else f"{min(twins)} runs as its twin"
+    return None
 
 
 def may_stop(before: sampler.Canvas, config: GenerationConfig) -> bool:

@@ -372,6 +372,7 @@ def test_a_canvas_near_its_end_is_waited_for(tmp_path: Path, monkeypatch: pytest
         if len(taken) < config.steps:
             stopped += 1
             wasted += launched - len(taken)
+            assert fixed.wasted == launched - len(taken)
             before = taken[-2]
             mean = sum(before.entropy) / len(before.entropy)
             assert (launched > len(taken)) is (mean >= captured.NEAR * config.confidence)
@@ -423,6 +424,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
 
     monkeypatch.setattr(Captured, "on_card", property(lambda _: True, lambda _, value: None), raising=False)
     monkeypatch.setattr(Captured, "_graph_of", made)
+    why = captured._why_eager  # twins, which these tests run, are no reason here
+    monkeypatch.setattr(captured, "_why_eager", lambda: why() if "eager" in ops.wishes() else None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None))
     zeros = torch.zeros
@@ -476,6 +479,39 @@ def test_a_capture_that_fails_leaves_eager_launches_and_says_so(
     failed = "capture failed: CUDA error: operation not permitted when stream is capturing"
     assert fixed.mode == f"eager launches: {failed}"
     assert fixed.notice is not None and failed in fixed.notice
+
+
+def test_twins_are_launched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the host, and no graph holds that."""
+    monkeypatch.setenv("DGEMMA_OPS", "")
+    monkeypatch.setattr(ops, "_replaced", frozenset())
+    assert captured._why_eager() is None
+    ops.replace(["route"])
+    assert captured._why_eager() == "route runs as its twin"
+    ops.replace(["heads"])
+    assert captured._why_eager() == "2 kernels run as their twins"
+    with pytest.raises(KeyError):
+        ops.replace(["root"])
+
+
+def test_a_capture_that_fails_gives_the_stream_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own context leaves its capture stream behind when the end of a capture raises."""
+    network = open_model(write_calm(tmp_path, 2))
+    fixed, streams = Captured(network, room_of(network)), ["the session's"]
+
+    @contextmanager
+    def capturing(graph: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        streams.append("a capture's")
+        yield
+        raise RuntimeError("invalid capture")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    with pytest.raises(RuntimeError, match="invalid capture"):
+        fixed._graph_of(lambda: None)
+    assert streams[-1] == "the session's"
 
 
 # ── nothing in a step's way ───────────────────────────────────────────────────────────────────────────────────────
