@@ -117,6 +117,8 @@ class _Slab:
         self.v = torch.empty_like(self.k)
 
     def reserve(self, capacity: int, keep: int | None) -> None:
+        if self.planned and (self.k.shape[-2], self.keep) == (capacity, keep):
+            return
         self.planned, self.keep = True, keep
         for name in ("k", "v"):
             old: Tensor = getattr(self, name)
@@ -179,7 +181,7 @@ class Cache:
         ]
 
     def reserve(self, room: Room) -> None:
-        """Allocate all of it now, for good. Raises ValueError on a cache that holds tokens."""
+        """Allocate all of it now, for good; what is planned alike stays. Raises ValueError on a cache that holds tokens."""
         if self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be planned any more")
         for slab, layer, context in zip(self._slabs, self.config.layers, self._context, strict=True):

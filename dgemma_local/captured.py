@@ -90,7 +90,7 @@ class Captured:
         self.rows = room.rows  # of a prompt's chunk
         if room.rows < min(2 * L, room.context):
             raise ValueError(f"passes of {room.rows} rows are planned for, and two canvases have {2 * L}")
-        self.max_positions = min(room.context, network.max_positions)
+        self.max_positions, self.room = network.max_positions, room
         self.cache = network.new_cache()
         self.cache.reserve(room)
         self.on_card = self.device.type == "cuda"
@@ -173,7 +173,7 @@ class Captured:
             kind: Sight(
                 span=self._inbox.spans[number, i],
                 window=window if kind == "sliding" else None,
-                reach=min(self.max_positions, REACH),
+                reach=min(self.room.context, REACH),
             )
             for i, kind in enumerate(KINDS)
         }

@@ -54,6 +54,11 @@ class BlockDiffusion(Protocol[CacheT]):
         """How passes are run, for reports."""
         ...
 
+    @property
+    def room(self) -> Room | None:
+        """What its memory is planned for already."""
+        ...
+
     def new_cache(self) -> CacheT: ...
 
     def encode(self, ids: Tensor, cache: CacheT) -> None:
@@ -89,8 +94,8 @@ class Conversation(Generic[CacheT]):
 
     def __init__(self, model: BlockDiffusion[CacheT], room: Room | None = None) -> None:
         """`room`: the context that memory is planned for; without one the cache grows up to the model's context."""
-        self.model, self.room = model, room
-        self.context = model.max_positions if room is None else min(room.context, model.max_positions)
+        self.model, self.room = model, model.room if room is None else room
+        self.context = model.max_positions if self.room is None else min(self.room.context, model.max_positions)
         self._start_over()
 
     def _start_over(self) -> None:

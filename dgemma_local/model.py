@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dgemma_local import ops, rope, sampler
-from dgemma_local.cache import Cache, Memory
+from dgemma_local.cache import Cache, Memory, Room
 from dgemma_local.config import GenerationConfig, Kind, LayerConfig, ModelConfig
 from dgemma_local.noise import Noise
 from dgemma_local.ops import Pairs, Reader, Rotary, Routing, Rows, Seen, Sight
@@ -272,6 +272,7 @@ class DiffusionGemma:
 
     # ── the engine's verbs ──────────────────────────────────────────────────────────────────────────────────────
 
+    room: Room | None = None  # nothing is planned here
     joins = 0  # tokens that may join the cache with a canvas's first step: here an encoder pass is one of its own
 
     def new_cache(self) -> Cache:

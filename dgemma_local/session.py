@@ -185,7 +185,7 @@ def open_session(
         name=name,
         tokenizer=tokenizer,
         generation=generation,
-        conversation=Conversation(runner, None if isinstance(runner, captured.Captured) else agreed.room),
+        conversation=Conversation(runner, agreed.room),
         slow_because=ops.why_torch(network.device, network.dtype),
         words=tuple(sorted(ops.wishes())),
         notices=tuple(notices),

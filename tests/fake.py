@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dgemma_local import sampler
+from dgemma_local.cache import Room
 from dgemma_local.config import GenerationConfig
 from dgemma_local.noise import Noise
 from dgemma_local.sampler import Canvas
@@ -52,6 +53,7 @@ class FakeModel:
     croppable: bool = True
     joins: int = 0
     mode: str = "fake"
+    room: Room | None = None
     before: Callable[[int], None] = lambda _: None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     step: int = 0  # within the canvas

@@ -27,7 +27,7 @@ from dgemma_local.captured import Captured, may_stop
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig, load_model_config
 from dgemma_local.engine import Conversation
-from dgemma_local.errors import NumericalError
+from dgemma_local.errors import NumericalError, PromptError
 from dgemma_local.events import Event, Finished, Prefilled, StepDone
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
@@ -637,3 +637,14 @@ def test_buffers_are_made_once(tmp_path: Path) -> None:
     before = places()
     events_of(talk, prompt_of(network, 41, 2), 2, config, 48)
     assert places() == before
+
+
+def test_a_prompt_past_the_plan_is_refused_in_the_same_words(tmp_path: Path) -> None:
+    """The plan is named, and the flag that widens it: the model's own context is longer."""
+    network = open_model(write_calm(tmp_path, 3))
+    room, said = room_of(network, 40), []
+    for talk in (Conversation(Captured(network, room)), Conversation(network, room)):
+        with pytest.raises(PromptError) as error:
+            events_of(talk, prompt_of(network, 39), 1, DEFAULTS, 12)
+        said.append((error.value.what, error.value.fix))
+    assert said[0] == said[1] and "--context" in said[0][1]

@@ -152,7 +152,7 @@ class Says:
     def encode(self, ids: Tensor, cache: "Says") -> None:
         pass
 
-    joins, mode = 0, "says"
+    joins, mode, room = 0, "says", None
 
     def denoising(
         self, ids: Sequence[int], number: int, cache: "Says", config: GenerationConfig, noise: Noise
