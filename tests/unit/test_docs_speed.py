@@ -239,6 +239,8 @@ def test_what_limits_a_card_names_the_part_and_its_limit(report: dict[str, Any])
     more = predicted.parts(changed, "ada", STEP)["experts"].ms / 2
     before, after = (speed_page._above_floor(r, "ada") for r in (report, changed))
     assert "experts" not in before and f"Beyond the time of their bytes: experts {more:.1f} (issue), " in after
+    # of its time, more is memory's
+    assert speed_page._limit_of(report, "blackwell", "vocabulary") == "tensor cores"
 
 
 def test_few_tokens_hit_nearly_all_experts(report: dict[str, Any]) -> None:
