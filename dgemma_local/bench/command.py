@@ -70,7 +70,7 @@ def _opened(request: Request, say: Callable[[str], None]) -> "Subject":
     dtype = request.dtype
     if dtype is None and request.against == "transformers" and lands_on(request.model, request.device) == "cpu":
         dtype = "float32"
-        say("in float32, where tokens must equal those of transformers; --dtype bfloat16 compares as bf16")
+        say("in float32, where tokens are to equal those of transformers; --dtype bfloat16 compares what is stored")
     return open_model(request.model, device=request.device, context=request.context, dtype=dtype)
 
 

@@ -38,6 +38,11 @@ SWEPT = (
 # our figure -> an endpoint's name of it
 THEIR_NAMES = {"first_canvas_ms": "ttft_ms", "canvas_ms": "canvas_ms", "end_to_end_tok_s": "end_to_end_tok_s"}
 RATIOS = {"per_step": "a step", "per_canvas": "a canvas", "end_to_end": "end to end"}
+# by dtype; of fp32: where the demo's answers part, they are equal in fp64
+MAY_DIFFER = {
+    "float32": "in fp32 a near-tie may fall otherwise by rounding, and what follows it",
+    "bfloat16": "tokens are to be equal in fp32 alone: --dtype float32",
+}
 # of a breakdown's row: what the table calls it, times what, digits
 PARTS = {
     "count": ("a step", 1, 0),
@@ -175,18 +180,24 @@ def _against(against: Mapping[str, Any], protocols: Mapping[str, Any]) -> Iterat
         return
     if "median" in found:
         yield _endpoint(title, found, protocols["fixed16"]["tasks"][0]["figures"])
-    for part, key, words, digits in (("per_step", "ms", "ms/step", 3), ("answers", "tok_s", "tok/s, end to end", 1)):
+    parts = (
+        ("per_step", "step by step", "ms", "ms/step", 3),
+        ("answers", "whole answers", "tok_s", "tok/s, end to end", 1),
+    )
+    for part, how, key, words, digits in parts:
         for entry in found.get(part, ()):
             rows = tuple((name, number(value, digits)) for name, value in entry[key].items())
             threads = f"{entry['threads']} thread{'s' * (entry['threads'] != 1)}"
-            yield Table(f"{title}, {threads}", ("", words), rows, tuple(_remarks(entry)))
+            yield Table(f"{title}, {how}, {threads}", ("", words), rows, tuple(_remarks(entry, found["dtype"])))
     ours = tuple((words, number(value, 2)) for key, words in RATIOS.items() if (value := against["ratio"][key]))
     yield Table(f"{title}: so many times as fast", ("", "ours : theirs"), ours)
 
 
-def _remarks(entry: Mapping[str, Any]) -> Iterator[str]:
+def _remarks(entry: Mapping[str, Any], dtype: str) -> Iterator[str]:
     if entry["compared"]:
         yield f"{entry['unequal']} of {entry['compared']} compared with {entry['twin']} by their tokens differ"
+    if entry["unequal"]:
+        yield MAY_DIFFER[dtype]
     if cut(entry):
         yield f"stopped early, {entry['steps']} of {entry['wanted']} steps were timed: not in the ratio below"
 

@@ -124,7 +124,7 @@ def version() -> str:
 
 
 def their_twin(dtype: torch.dtype) -> str:
-    """Of THEIRS the one whose tokens ours equal: in fp32 eager, in bf16 sdpa, which rounds where we round."""
+    """Of THEIRS the one that ours is compared with: in fp32 eager, in bf16 sdpa, whose attention rounds where ours does."""
     return THEIRS[ATTENTIONS.index("sdpa" if dtype == torch.bfloat16 else "eager")]
 
 

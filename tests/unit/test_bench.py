@@ -291,6 +291,20 @@ def test_fixed16_is_vllms() -> None:
     assert task.prompt != protocols.fixed16(GENERATION, canvas=256, context=4096, vocabulary=range(1000), seed=4).prompt
 
 
+def test_prompts_of_a_tokenizer_hold_no_token_that_steers() -> None:
+    from dgemma_local.bench.subject import open_model
+
+    subject = open_model("demo", device=None, context=None)
+    assert subject.tokenizer is not None
+    steering = {token for token in range(subject.vocab_size) if subject.tokenizer.is_control(token)}
+    assert len(steering) > 5 and {*subject.vocabulary} == {*range(subject.vocab_size)} - steering
+    for name in ("fixed16", "context"):
+        drawn = {token for task in command.tasks(name, subject, 0) for token in task.prompt}
+        assert len(drawn) > 100 and not drawn & steering
+    subject.tokenizer = None
+    assert list(subject.vocabulary) == list(range(subject.vocab_size))
+
+
 def test_fixed16_where_the_context_is_short() -> None:
     task = protocols.fixed16(GENERATION, canvas=96, context=1024, vocabulary=range(128), seed=0)
     assert len(task.prompt) == task.max_tokens == 480 and "scaled: 480 tokens" in task.note and "1,024" in task.note
@@ -369,6 +383,8 @@ def test_shipped_prompts(demo: str | None, names: list[str]) -> None:
         ({"demo": True, "seed": -1}, "out of range"),
         ({"demo": True, "context": 0}, "a context of 0"),
         ({"demo": True, "device": "tpu"}, "the device 'tpu'"),
+        ({"demo": True, "dtype": "float16"}, "the dtype 'float16'"),
+        ({"synthetic": "26b", "dtype": "bfloat16"}, "--dtype is that of a model with weights"),
         ({"demo": True, "against": "vllm"}, "against 'vllm'"),
         ({"demo": True, "against": "http://x", "protocol": "adaptive"}, "compared by fixed16"),
     ],
@@ -384,20 +400,81 @@ def test_what_is_measured_without_flags(monkeypatch: pytest.MonkeyPatch) -> None
     assert request.checked() == request.Request(model="demo", protocols=("fixed16", "adaptive", "breakdown"))
     assert request.checked(demo=True, protocol="all").protocols == protocols.NAMES
     assert request.checked(demo=True, protocol="breakdown, fixed16").protocols == ("fixed16", "breakdown")
+    assert request.checked(demo=True, dtype="bfloat16", device="cpu").dtype == "bfloat16"
     random = request.checked(synthetic="26b")
     assert (random.model, random.layout, random.protocols) == (None, "nvfp4", ("fixed16", "breakdown"))
     assert request.checked(synthetic="26b", protocol="all").protocols == ("fixed16", "context", "breakdown")
 
 
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    assert command.writable(None) is None
+    nothing = JsonFile(None)
+    nothing.write({"complete": True})
+    nothing.remove()
+    nothing.check()
     there = tmp_path / "there.json"
-    assert command.writable(str(there)) == there and not there.exists()
+    JsonFile(str(there))
+    assert not list(tmp_path.iterdir())
     there.write_text("old")
-    assert command.writable(str(there)) == there and there.read_text() == "old"
-    for bad in (str(tmp_path), str(tmp_path / "none" / "x.json"), "\0"):
+    JsonFile(str(there))
+    assert there.read_text() == "old" and list(tmp_path.iterdir()) == [there]
+    for bad in (str(tmp_path), str(tmp_path / "none" / "x.json"), str(there / "x"), "\0"):
         with pytest.raises(UsageError, match="cannot be written"):
-            command.writable(bad)
+            JsonFile(bad)
+
+
+def test_each_document_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """In one move: whoever has the old one open goes on reading it whole."""
+    path, link = tmp_path / "out.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    file = JsonFile(str(link))
+    file.write({"complete": False, "n": 1})
+    path.chmod(0o640)
+    with path.open() as reader:
+        file.write({"complete": False, "n": 2})
+        assert json.load(reader)["n"] == 1
+    assert json.loads(path.read_text())["n"] == 2 and path.stat().st_mode & 0o777 == 0o640
+    assert sorted(tmp_path.iterdir()) == [link, path] and link.is_symlink()
+    file.remove()
+    assert list(tmp_path.iterdir()) == [link]
+
+
+def test_a_pipe_gets_the_whole_document_alone(tmp_path: Path) -> None:
+    import os
+
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = JsonFile(str(path))
+    file.write({"complete": False})
+    file.write({"complete": True})
+    assert json.loads(os.read(reader, 1000)) == {"complete": True}
+    file.remove()
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_is_full_is_said_and_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    path = tmp_path / "out.json"
+    file = JsonFile(str(path), said.append)
+    file.write({"complete": False, "n": 1})
+
+    def full(self: Path, *_: Any, **__: Any) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as then:
+        then.setattr(Path, "write_text", full)
+        file.write({"complete": False, "n": 2})
+    assert said == [f"{str(path)!r} cannot be written: No space left on device"]
+    assert json.loads(path.read_text())["n"] == 1 and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(UsageError, match="No space left"):
+        file.check()
+    file.write({"complete": True})
+    file.check()  # there was room again
 
 
 # ── the machine ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -572,7 +649,8 @@ TRANSFORMERS: dict[str, Any] = {
     "transformers": "5.24.0",
     "dtype": "float32",
     "per_step": [
-        {"threads": n, "ms": {"ours": 2.0, "transformers sdpa": 2.0 * ratio}, "ratio": ratio, "compared": 9, "unequal": 0}
+        {"threads": n, "ms": {"ours": 2.0, "transformers sdpa": 2.0 * ratio}, "ratio": ratio,
+         "compared": 9, "unequal": 0, "twin": "transformers eager", "steps": 6, "wanted": 6}
         for n, ratio in ((1, 1.5), (2, 1.25))
     ],
     "answers": [
@@ -583,16 +661,42 @@ TRANSFORMERS: dict[str, Any] = {
 
 
 def test_the_worst_ratio_counts() -> None:
-    assert report.ratios(TRANSFORMERS) == {"per_step": 1.25, "end_to_end": 3.0}
-    assert report.ratios(TRANSFORMERS | {"per_step": []}) == {"per_step": 2.0, "end_to_end": 3.0}  # a card's
-    assert report.ratios({"why_not": "absent"}) == {"per_step": None, "end_to_end": None}
+    assert report.ratios(TRANSFORMERS) == {"per_step": 1.25, "per_canvas": None, "end_to_end": 3.0}
+    on_a_card = report.ratios(TRANSFORMERS | {"per_step": []})
+    assert on_a_card == {"per_step": 2.0, "per_canvas": None, "end_to_end": 3.0}
+    assert set(report.ratios({"why_not": "absent"}).values()) == {None}
+
+
+@pytest.mark.parametrize(("dtype", "why"), [("float32", "near-tie"), ("bfloat16", "--dtype float32")])
+def test_tokens_that_differ_have_a_reason(dtype: str, why: str) -> None:
+    one, two = TRANSFORMERS["per_step"]
+    found = TRANSFORMERS | {"dtype": dtype, "per_step": [one, two | {"unequal": 4}]}
+    text = text_of(document(against={"what": "transformers", "found": found, "ratio": report.ratios(found)}))
+    assert text.count(why) == 1
+    assert "4 of 9 compared" in text
+
+
+def test_steps_that_were_cut_are_shown_and_not_in_the_ratio() -> None:
+    one, two = TRANSFORMERS["per_step"]
+    none = dict.fromkeys(two["ms"])
+    for cut in (two | {"steps": 5}, two | {"steps": 0, "ms": none, "ratio": None}):
+        found = TRANSFORMERS | {"per_step": [one, cut]}
+        assert report.ratios(found)["per_step"] == 1.5
+        text = text_of(document(against={"what": "transformers", "found": found, "ratio": report.ratios(found)}))
+        assert f"stopped early, {cut['steps']} of 6 steps were timed: not in the ratio below" in text
+        assert text.count("stopped early") == 1
 
 
 def test_the_comparison_is_shown() -> None:
     against = {"what": "transformers", "found": TRANSFORMERS, "ratio": report.ratios(TRANSFORMERS)}
     lines = [" ".join(line.split()) for line in text_of(document(against=against)).splitlines()]
     assert "a step 1.25" in lines and "end to end 3.00" in lines and "transformers sdpa 2.500" in lines
-    assert lines.count("0 of 9 compared by their tokens differ") == 2
+    assert lines.count("0 of 9 compared with transformers eager by their tokens differ") == 2
+    assert "against transformers, step by step, 1 thread" in lines
+    assert "against transformers, step by step, 2 threads" in lines
+    assert "against transformers, whole answers, 1 thread" in lines and not any(
+        line.startswith("a canvas") for line in lines
+    )
     refused = {"what": "transformers", "found": {"why_not": "not installed"}, "ratio": report.ratios({})}
     text = text_of(document(against=refused))
     assert "against transformers: not measured" in text and "not installed" in text and "ours : theirs" not in text
@@ -601,13 +705,13 @@ def test_the_comparison_is_shown() -> None:
 def test_an_endpoint_is_set_beside_the_same_figures() -> None:
     """Ours: 1,050 ms a canvas, 7 tokens in 2.6 s."""
     found = {
-        "url": "http://x", "model": "m", "version": None, "settings": "not read", "notes": ["2 of 3 are short"],
+        "url": "http://x", "model": "m", "version": None, "settings": "not read", "same_steps": True, "notes": ["2 of 3 are short"],
         "median": {"ttft_ms": 2000.0, "canvas_ms": 2100.0, "end_to_end_tok_s": 7 / 5.2, "decode_tok_s": None},
         "missing": {"decode_tok_s": "not ours either"},
     }  # fmt: skip
     ours = document()["protocols"]["fixed16"]["tasks"][0]["figures"]
-    ratio = report.endpoint_ratios(ours, found["median"])
-    assert ratio == pytest.approx({"per_step": 2.0, "end_to_end": 2.0})
+    ratio = report.endpoint_ratios(ours, found)
+    assert ratio == pytest.approx({"per_step": 2.0, "per_canvas": 2.0, "end_to_end": 2.0})
     lines = [
         " ".join(line.split())
         for line in text_of(document(against={"what": "http://x", "found": found, "ratio": ratio})).splitlines()
@@ -615,9 +719,14 @@ def test_an_endpoint_is_set_beside_the_same_figures() -> None:
     for line in ("ms to the first canvas 1,300.0 2,000.0", "ms/canvas 1,050.0 2,100.0", "tok/s, end to end 2.7 1.3"):
         assert line in lines
     assert "m, version ?: not read" in lines and "2 of 3 are short" in lines and "a step 2.00" in lines
-    found["median"]["canvas_ms"], found["missing"] = None, {"canvas_ms": "no whole canvas"}
-    ratio = report.endpoint_ratios(ours, found["median"])
-    assert ratio["per_step"] is None
+    found["same_steps"] = False
+    ratio = report.endpoint_ratios(ours, found)
+    assert ratio["per_step"] is None and ratio["per_canvas"] == pytest.approx(2.0)
+    text = text_of(document(against={"what": "http://x", "found": found, "ratio": ratio}))
+    assert "a step" not in text.split("so many times as fast")[1] and "a canvas" in text.split("so many times")[1]
+    found["same_steps"], found["median"]["canvas_ms"], found["missing"] = True, None, {"canvas_ms": "no whole canvas"}
+    ratio = report.endpoint_ratios(ours, found)
+    assert ratio["per_step"] is ratio["per_canvas"] is None
     text = text_of(document(against={"what": "http://x", "found": found, "ratio": ratio}))
     assert "- canvas_ms: no whole canvas" in text
 
@@ -683,9 +792,7 @@ def test_synthetic_needs_torch_and_triton_alone() -> None:
     assert done.returncode == 0, done.stderr
     *tables, last = done.stdout.splitlines()
     found = json.loads(last)
-    assert (
-        tables[0] == found["label"] and "random weights" in found["label"] and "nothing about a GPU" in found["label"]
-    )
+    assert tables[0] == found["label"] == "rehearsal: small sizes, nothing was measured" and found["complete"]
     assert found["subject"]["kind"] == "synthetic" and found["subject"]["layout"] == "fp8"
     (task,) = found["protocols"]["fixed16"]["tasks"]
     assert task["kept_tokens"] == 512 and task["canvases"] == 2 and task["figures"]["steps_per_canvas"]["median"] == 16
@@ -747,7 +854,7 @@ def test_no_speed_over_a_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> No
         command.require_sound_kernels(subject)
 
 
-def test_labels() -> None:
+def test_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     from dgemma_local.bench.subject import open_model
 
     subject = open_model("demo-text", device=None, context=None)
@@ -762,5 +869,9 @@ def test_labels() -> None:
     assert subject.label == "demo model on a GPU: these figures say nothing about the 26B model"
     subject.kind = "synthetic"
     assert subject.label is not None and subject.label.endswith("the tokens mean nothing")
+    monkeypatch.setenv("DGEMMA_GPU_SUITE_SMALL", "1")
+    assert subject.label == "rehearsal: small sizes, nothing was measured"
+    subject.kind = "demo"  # the same whether rehearsing or not
+    assert subject.label.startswith("demo model")
     subject.model = type("Model", (), {"mode": "graphs", "joins": 256})()
     assert (subject.mode, subject.shared) == ("graphs", True)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -33,6 +34,7 @@ FOLDER = FOLDERS["sudoku"]
 EAGER, SDPA = THEIRS
 # what transformers imports at its first step brings this warning with it
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+UNKNOWN_STEPS = "how many steps its canvases take is not known: no time of a step is set beside ours"
 PROMPTS = ((5, 6, 7), (6, 7, 8), (7, 8, 9))  # the first to warm up
 
 
@@ -96,9 +98,20 @@ def test_contestants_take_turns_and_the_warm_up_is_not_counted() -> None:
     slow = Paced(now, log, "slow", lambda seed, number: 0.004 if seed >= WARM_UP else 9.0)
     mixed = Paced(now, log, "mixed", lambda seed, number: (1.0, 2.0, 3.0, 30.0, 40.0, 50.0)[number] / 1000)
     ms = turns.take_turns({"slow": slow, "mixed": mixed}, 2, seen.append, lambda: now[0])
-    assert ms == {"slow": pytest.approx(4.0), "mixed": pytest.approx(16.5)}
+    assert ms["slow"] == pytest.approx([4] * 2 * STEPS)
+    assert ms["mixed"] == pytest.approx([1, 2, 3, 30, 40, 50] * 2)
     assert log == ["slow", "mixed"] * STEPS * (WARM_UP + 2)
     assert seen[0] == {"slow": [0, 1], "mixed": [0, 1]} and len(seen) == STEPS * (WARM_UP + 2)
+
+
+@pytest.mark.parametrize(("until", "timed"), [(20.0, 0), (21.5, 2), (23.0, 3), (100.0, 12)])
+def test_turns_end_in_time_and_all_have_taken_as_many(until: float, timed: int) -> None:
+    """A turn takes a second; the clock begins at 14, so that the warm-up ends at 20. The turn in progress is finished."""
+    now, log = [14.0], list[str]()
+    contestants = {name: Paced(now, log, name, lambda seed, number: 0.5) for name in "ab"}
+    ms = turns.take_turns(contestants, 2, lambda tokens: None, lambda: now[0], warm_up=1, until=until)
+    assert ms == {"a": [500] * timed, "b": [500] * timed}
+    assert log == ["a", "b"] * (STEPS + timed)
 
 
 @pytest.mark.parity
@@ -123,21 +136,50 @@ def test_a_sure_model_takes_every_step(theirs: dict[str, Any], config: Generatio
     assert all(a != b for a, b in pairwise(steps))
 
 
-def test_the_worse_of_ours_stands_against_the_better_of_theirs(
-    monkeypatch: pytest.MonkeyPatch, config: GenerationConfig
-) -> None:
-    def take_turns(contestants: Any, rounds: int, check: Any, clock: Any) -> dict[str, float]:
-        assert rounds == 7 and list(contestants) == [OURS, THEIR_DRAWS, EAGER, SDPA]
+def scripted_turns(monkeypatch: pytest.MonkeyPatch, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """`per_step` around turns that are given; what they were asked."""
+    asked: list[dict[str, Any]] = []
+
+    def take_turns(contestants: Any, rounds: int, check: Any, clock: Any, **options: Any) -> dict[str, list[float]]:
+        assert list(contestants) == [OURS, THEIR_DRAWS, EAGER, SDPA]
+        asked.append({"rounds": rounds, **options})
         check({OURS: [1], THEIR_DRAWS: [2], EAGER: [2], SDPA: [3]})
         check({OURS: [2], THEIR_DRAWS: [1], EAGER: [2], SDPA: [1]})
-        return {OURS: 2.0, THEIR_DRAWS: 4.0, EAGER: 9.0, SDPA: 8.0}
+        check({OURS: [2], THEIR_DRAWS: [1], EAGER: [2], SDPA: [1]})
+        return times
 
     monkeypatch.setattr(turns, "take_turns", take_turns)
     monkeypatch.setattr(turns, "Ours", lambda *_, **__: None)
     monkeypatch.setattr(turns, "Theirs", lambda *_: None)
-    network: Any = SimpleNamespace(device=torch.device("cpu"))
-    found = turns.per_step(network, {EAGER: None, SDPA: None}, [1], config, rounds=7)
-    assert (found["ratio"], found["compared"], found["unequal"], found["steps"]) == (2.0, 2, 1, 7 * STEPS)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("dtype", "twin", "unequal"), [(torch.float32, EAGER, 2), (torch.bfloat16, SDPA, 1), (torch.float64, EAGER, 2)]
+)
+def test_the_worse_of_ours_stands_against_the_better_of_theirs(
+    monkeypatch: pytest.MonkeyPatch, config: GenerationConfig, dtype: torch.dtype, twin: str, unequal: int
+) -> None:
+    """And in bf16 tokens are compared with sdpa's, in fp32 with eager's."""
+    times = {OURS: [2.0, 2.0, 9.0], THEIR_DRAWS: [4.0] * 3, EAGER: [9.0] * 3, SDPA: [1.0, 8.0, 8.0]}
+    asked = scripted_turns(monkeypatch, times)
+    network: Any = SimpleNamespace(device=torch.device("cpu"), dtype=dtype)
+    found = turns.per_step(
+        network, {EAGER: None, SDPA: None}, [1], config, rounds=7, warm_up=2, within=20.0, clock=lambda: 5.0
+    )
+    assert asked == [{"rounds": 7, "warm_up": 2, "until": 25.0}]
+    assert found["ms"] == {OURS: 2.0, THEIR_DRAWS: 4.0, EAGER: 9.0, SDPA: 8.0} and found["ratio"] == 2.0
+    assert (found["twin"], found["compared"], found["unequal"]) == (twin, 3, unequal)
+    assert (found["steps"], found["wanted"]) == (3, 7 * STEPS)
+
+
+def test_turns_that_were_cut_in_the_warm_up_have_no_figures(
+    monkeypatch: pytest.MonkeyPatch, config: GenerationConfig
+) -> None:
+    scripted_turns(monkeypatch, {name: [] for name in (OURS, THEIR_DRAWS, EAGER, SDPA)})
+    network: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+    found = turns.per_step(network, {EAGER: None, SDPA: None}, [1], config, rounds=1)
+    assert found["ratio"] is None and set(found["ms"].values()) == {None} and found["steps"] == 0
 
 
 @pytest.mark.parity
@@ -205,7 +247,7 @@ def test_each_answer_begins_with_an_empty_cache(
 def test_on_a_card_the_kernels_draw_for_themselves(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
     """Medians, ratio and the warm-up of answers that are given."""
     network: Any = SimpleNamespace(
-        device=torch.device("cuda"), canvas_length=96, config=SimpleNamespace(vocab_size=128)
+        device=torch.device("cuda"), dtype=torch.bfloat16, canvas_length=96, config=SimpleNamespace(vocab_size=128)
     )
     seconds = {OURS: iter([50.0, 1.0, 2.0, 4.0]), EAGER: iter([50.0, 8.0, 8.0, 8.0]), SDPA: iter([50.0, 4.0, 4.0, 4.0])}
 
@@ -225,44 +267,70 @@ def test_on_a_card_the_kernels_draw_for_themselves(monkeypatch: pytest.MonkeyPat
     assert (found["compared"], found["unequal"]) == (0, 0)
 
 
-@pytest.mark.parametrize(("device", "counts", "steps"), [("cpu", [1, 2], [1, 2]), ("cuda", [1], [])])
+@pytest.mark.parametrize(
+    ("device", "own", "steps", "said"),
+    [
+        (
+            "cpu",
+            1,
+            [(1, 4 * 6, WARM_UP, inf), (2, 4 * 2, 1, 20.0)],
+            [
+                "24 canvases step by step in turns, 1 thread",
+                "whole answers in turns: a warm-up, and 4 runs, 1 thread",
+                "8 canvases step by step in turns, 2 threads, 20 s at most",
+            ],
+        ),
+        (
+            "cpu",
+            8,
+            [(8, 4 * 6, WARM_UP, inf)],
+            [
+                "24 canvases step by step in turns, 8 threads",
+                "whole answers in turns: a warm-up, and 4 runs, 8 threads",
+            ],
+        ),
+        ("cuda", 1, [], ["whole answers in turns: a warm-up, and 4 runs"]),
+    ],
+)
 def test_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, threads: list[int], task: Task, device: str, counts: list[int], steps: list[int]
+    monkeypatch: pytest.MonkeyPatch,
+    threads: list[int],
+    task: Task,
+    device: str,
+    own: int,
+    steps: list[tuple[int, int, int, float]],
+    said: list[str],
 ) -> None:
-    """On a CPU with one thread and with two; on a card steps are not taken one by one."""
-    asked = []
-
-    def part(name: str) -> Callable[..., dict[str, Any]]:
-        def measured(*given: Any, **options: Any) -> dict[str, Any]:
-            asked.append((name, given, options.get("rounds"), options.get("runs")))
-            return {"threads": threads[-1]}
-
-        return measured
-
+    """On a CPU with the product's threads, steps with two as well; on a card steps are not taken one by one."""
+    threads[0] = own
+    heard: list[str] = []
     network = SimpleNamespace(device=torch.device(device), dtype=torch.bfloat16)
     subject: Any = SimpleNamespace(network=network, generation="generation", conversation="conversation")
-    monkeypatch.setattr(transformers_side, "why_not", lambda *_: None)
-    monkeypatch.setattr(transformers_side, "open_theirs", lambda *given: given)
-    for name in ("per_step", "answers"):
-        monkeypatch.setattr(transformers_side, name, part(name))
-    found = comparison.measure(subject, FOLDER, task, rounds=3, runs=4)
-    assert threads[-1] == 1  # as it was
-    assert found.pop("transformers")[0].isdecimal()
-    assert found == {
-        "why_not": None,
-        "dtype": "bfloat16",
-        "per_step": [{"threads": number} for number in steps],
-        "answers": [{"threads": number} for number in counts],
-    }
     opened = (FOLDER, torch.bfloat16, network.device)
-    assert ("answers", ("conversation", network, opened, task), None, 4) in asked
-    assert (("per_step", (network, opened, task.prompt, "generation"), 3, None) in asked) == bool(steps)
+
+    def per_step(*given: Any, rounds: int, warm_up: int, within: float, clock: Any) -> tuple[int, int, int, float]:
+        assert given == (network, opened, task.prompt, "generation")
+        return threads[-1], rounds, warm_up, within
+
+    def answers(*given: Any, runs: int, clock: Any) -> tuple[int, int]:
+        assert given == ("conversation", network, opened, task)
+        return threads[-1], runs
+
+    monkeypatch.setattr(comparison, "why_not", lambda *_: None)
+    monkeypatch.setattr(comparison, "open_theirs", lambda *given: given)
+    monkeypatch.setattr(comparison, "per_step", per_step)
+    monkeypatch.setattr(comparison, "answers", answers)
+    found = comparison.measure(subject, FOLDER, task, runs=4, say=heard.append)
+    assert threads[-1] == own  # as it was
+    assert found.pop("transformers")[0].isdecimal()
+    assert found == {"why_not": None, "dtype": "bfloat16", "per_step": steps, "answers": [(own, 4)]}
+    assert heard == ["opening transformers' model", *said]
 
 
 def test_why_transformers_cannot_take_part(monkeypatch: pytest.MonkeyPatch, model: DiffusionGemma) -> None:
     subject: Any = SimpleNamespace(network=model)
     nothing: Any = None
-    assert "random" in comparison.measure(subject, None, nothing)["why_not"]
+    assert "random" in comparison.measure(subject, None, nothing, runs=1)["why_not"]
     packed = transformers_side.why_not(FOLDER.parent / "sudoku-fp8", model)
     assert packed is not None and "packed" in packed
     wanted = 2_556_822  # bytes of the demo's 581,096 parameters in fp32, and a tenth of that
@@ -280,8 +348,9 @@ def test_why_transformers_cannot_take_part(monkeypatch: pytest.MonkeyPatch, mode
 
 @pytest.mark.parity
 def test_the_script_ends_with_a_line_of_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], threads: list[int]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], threads: list[int], theirs: dict[str, Any]
 ) -> None:
+    monkeypatch.setattr(compare_step, "open_theirs", lambda *_: theirs)
     monkeypatch.setattr("sys.argv", ["compare_step.py", "--rounds", "1"])
     compare_step.main()
     *shown, last = capsys.readouterr().out.splitlines()
@@ -369,7 +438,8 @@ def test_the_protocol() -> None:
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     assert (found["url"], found["model"], found["version"]) == (server.url, MODEL, "0.26.0")
-    assert (found["settings"], found["missing"], found["notes"]) == (NOT_READ, {}, [])
+    assert (found["settings"], found["missing"], found["notes"]) == (NOT_READ, {}, [UNKNOWN_STEPS])
+    assert found["same_steps"] is False
     assert (found["prompt_tokens"], found["asked_tokens"], len(found["requests"])) == (3, 1024, 2)
     # the clock is looked at once a line: two lines an event, the first of them without a token
     assert found["median"] == {
@@ -387,6 +457,7 @@ def test_what_sets_a_server_apart_is_said() -> None:
     assert found["settings"] == manner.diffusion and found["version"] is None
     assert found["notes"] == [
         "the server takes up to 48 steps a canvas, and fixed16 takes 16",
+        UNKNOWN_STEPS,
         "an answer has 512 tokens, and 1,024 were asked for",
     ]
 
@@ -397,7 +468,26 @@ def test_the_median_is_of_the_requests_behind_the_warm_up(monkeypatch: pytest.Mo
     with VllmServer() as server:
         found = endpoint.measure(server.url, [(1,) * 1024] * 4, 512)
     assert found["median"] == {"ttft_ms": 2e3, "end_to_end_tok_s": 128.0, "decode_tok_s": 128.0, "canvas_ms": 2e3}
-    assert found["notes"] == []
+    assert found["notes"] == [UNKNOWN_STEPS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"max_denoising_steps": 16, "confidence_threshold": 0.0}, True),
+        ({"max_denoising_steps": 16, "confidence_threshold": 0.005}, False),
+        ({"max_denoising_steps": 16}, False),
+        ({"max_denoising_steps": 48, "confidence_threshold": 0.0}, False),
+        ({"confidence_threshold": 0.0}, False),
+    ],
+)
+def test_steps_are_known_where_the_server_tells_that_it_takes_all_sixteen(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], same: bool
+) -> None:
+    monkeypatch.setattr(Server, "answer", lambda *_: answered((1.0, 256), (2.0, 512)))
+    with VllmServer(Manner(diffusion=settings)) as server:
+        found = endpoint.measure(server.url, [(1,) * 1024] * 2, 512)
+    assert found["same_steps"] is same and (UNKNOWN_STEPS in found["notes"]) is not same
 
 
 def test_a_figure_that_one_request_lacks_has_no_median(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +496,7 @@ def test_a_figure_that_one_request_lacks_has_no_median(monkeypatch: pytest.Monke
     with VllmServer() as server:
         found = endpoint.measure(server.url, PROMPTS, 512)
     assert found["median"]["decode_tok_s"] is None and found["missing"]["decode_tok_s"] == "all tokens came at once"
-    assert found["notes"] == ["the server counts 1,024 tokens in a prompt of 3"]
+    assert found["notes"] == [UNKNOWN_STEPS, "the server counts 1,024 tokens in a prompt of 3"]
 
 
 def test_a_server_that_cuts_its_canvases_or_counts_them_at_the_end() -> None:

@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from dgemma_local import cli
+from dgemma_local.bench import __main__ as bare
 from dgemma_local.bench import report
 
 
@@ -91,6 +92,145 @@ def test_the_breakdown_of_the_demo() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ((), "bfloat16"),
+        (("--dtype", "float32"), "float32"),
+        (("--against", "transformers"), "float32"),
+        (("--against", "transformers", "--device", "cpu"), "float32"),
+        (("--against", "transformers", "--dtype", "bfloat16"), "bfloat16"),
+    ],
+)
+def test_what_is_computed_in(flags: tuple[str, ...], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local.bench import breakdown, comparison
+
+    def measure(subject: Any, folder: Path, task: Any, *, runs: int, say: Any) -> dict[str, Any]:
+        assert folder == subject.folder and len(task.prompt) == 96 and runs == 1
+        say("theirs")
+        return {"why_not": f"of {subject.network.dtype}"}
+
+    monkeypatch.setattr(comparison, "measure", measure)
+    monkeypatch.setattr(breakdown, "breakdown", lambda *_: [])
+    found = dgemma("--demo", "--protocol", "breakdown", "--runs", "1", "--context", "192", *flags)
+    document = read(found)
+    assert document["subject"]["dtype"] == dtype
+    chosen = "--against" in flags and "--dtype" not in flags
+    assert [line for line in found.stderr.splitlines() if line.startswith("in float32")] == [
+        "in float32, where tokens are to equal those of transformers; --dtype bfloat16 compares what is stored"
+    ] * chosen
+    if "--against" in flags:
+        assert document["against"]["found"] == {"why_not": f"of torch.{dtype}"} and "theirs" in found.stderr
+
+
+def test_on_a_card_beside_transformers_it_stays_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local.bench import command, request, subject
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("dgemma_local.registry.is_demo", lambda folder: False)
+    assert subject.lands_on("demo", None) == "cuda" == subject.lands_on("demo", "cuda")
+    assert subject.lands_on("demo", "cpu") == "cpu"
+    monkeypatch.setattr("dgemma_local.registry.is_demo", lambda folder: True)
+    assert subject.lands_on("demo", None) == "cpu"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("dgemma_local.registry.is_demo", lambda folder: False)
+    assert subject.lands_on("demo", None) == "cpu"
+    monkeypatch.undo()
+    monkeypatch.setattr(subject, "lands_on", lambda name, device: "cuda")
+    beside = request.checked(demo=True, against="transformers", context=192)
+    assert str(command._opened(beside, lambda text: None).network.dtype) == "torch.bfloat16"
+
+
+def test_the_file_grows_with_each_task_and_peak_memory_is_of_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of one token, each of which takes memory; then the breakdown, which takes more, and Ctrl-C in it."""
+    from dgemma_local.bench import breakdown, json_file, machine, measure, protocols
+
+    file, seen, used = tmp_path / "out.json", list[dict[str, Any]](), [1]
+    repeat, write, adaptive = measure.repeat, json_file.JsonFile.write, protocols.adaptive
+
+    def answers(*given: Any) -> Any:
+        used[0] += 1
+        return repeat(*given)
+
+    def taken(*_: Any) -> Any:
+        used[0] = 99
+        if len(seen) > 4:
+            raise KeyboardInterrupt
+        return []
+
+    def watched(self: Any, document: Any) -> None:
+        write(self, document)
+        seen.append(json.loads(file.read_text()))
+
+    monkeypatch.setattr(measure, "repeat", answers)
+    monkeypatch.setattr(protocols, "adaptive", lambda *given, **options: list(adaptive(*given, **options))[:2])
+    monkeypatch.setattr(machine, "peak_memory", lambda device: (used[0], "process"))
+    monkeypatch.setattr(breakdown, "breakdown", taken)
+    monkeypatch.setattr(json_file.JsonFile, "write", watched)
+    flags = ("--demo", "--context", "192", "--runs", "1", "-q", "--json", str(file), "--protocol")
+    found = read(dgemma(*flags, "fixed16,adaptive,breakdown"))
+
+    def state(document: dict[str, Any]) -> tuple[Any, ...]:
+        counts = {name: len(one["tasks"]) for name, one in document["protocols"].items()}
+        return document["complete"], counts, document["memory"]["peak_bytes"]
+
+    both = {"fixed16": 1, "adaptive": 3}
+    assert [state(one) for one in seen] == [
+        (False, {"fixed16": 1}, 2),
+        (False, {"fixed16": 1, "adaptive": 1}, 3),
+        (False, {"fixed16": 1, "adaptive": 2}, 4),
+        (False, both, 4),
+        (False, both | {"breakdown": 0}, 4),
+        (True, both | {"breakdown": 0}, 4),
+    ]
+    assert seen[-1] == found and all({*one} == {*found} for one in seen)
+    assert seen[0]["machine"]["threads"] == 1 and seen[0]["memory"]["planned_bytes"] > 0
+    used[0] = 1
+    cut = dgemma(*flags, "fixed16,breakdown")
+    assert cut.exit_code == 130 and cut.stdout == ""
+    assert state(json.loads(file.read_text())) == (False, {"fixed16": 1}, 2)
+
+
+def test_figures_that_mean_nothing_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local.bench import measure
+    from dgemma_local.errors import BenchRefused
+
+    file, repeat = tmp_path / "out.json", measure.repeat
+
+    def differ(speaker: Any, task: Any, *given: Any) -> Any:
+        if task.name == "sudoku-4x4":
+            assert file.exists()
+            raise BenchRefused("they differ", "report it")
+        return repeat(speaker, task, *given)
+
+    monkeypatch.setattr(measure, "repeat", differ)
+    flags = ("--demo", "--context", "192", "--runs", "1", "--protocol", "fixed16,adaptive")
+    assert error(dgemma(*flags, "--json", str(file)), 13)[0] == "they differ"
+    assert not file.exists()
+
+
+def test_a_disk_that_is_full_ends_with_two_lines_behind_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dgemma_local.bench import breakdown, json_file
+
+    file = tmp_path / "out.json"
+    monkeypatch.setattr(breakdown, "breakdown", lambda *_: [])
+
+    def full(self: Any, document: Any) -> None:
+        self.problem = "full"
+
+    monkeypatch.setattr(json_file.JsonFile, "write", full)
+    found = dgemma("--demo", "--protocol", "breakdown", "-q", "--json", str(file))
+    assert found.exit_code == 2 and "cannot be written: full" in found.stderr
+    assert json.loads(found.stdout.splitlines()[-1])["complete"] is True
+    assert bare.main(["--demo", "--protocol", "breakdown", "-q", "--json", str(file)]) == 2  # the other front end
+    said = capsys.readouterr()
+    assert "cannot be written: full" in said.err and json.loads(said.out.splitlines()[-1])["complete"] is True
+
+
+@pytest.mark.parametrize(
     ("flags", "code", "what"),
     [
         (("--demo", "--layout", "fp8"), 2, "--layout is that of a synthetic model"),
@@ -100,7 +240,8 @@ def test_the_breakdown_of_the_demo() -> None:
         (("--demo", "--context", "2000"), 2, "a context of 2,000 tokens cannot be given"),
         (("--demo", "--context", "150", "--protocol", "fixed16"), 2, "holds no fixed16"),
         (("--demo", "--device", "tpu"), 2, "tpu"),
-        (("--demo", "--against", "http://127.0.0.1:9", "--protocol", "fixed16", "--runs", "1"), 2, "127.0.0.1:9"),
+        (("--demo", "--against", "http://127.0.0.1:9", "--protocol", "fixed16", "--runs", "1"), 14, "127.0.0.1:9"),
+        (("--demo", "--dtype", "float16"), 2, "--dtype"),
         (("--model", "26b-a4b-fp8"), 4, "not on this machine"),
     ],
 )
