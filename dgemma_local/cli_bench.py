@@ -51,6 +51,9 @@ def bench(
         int | None, typer.Option("--context", metavar="N", help="Tokens to plan for. Default: 8192.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of prompts, noise and synthetic weights.")] = 0,
+    fp8_attention: Annotated[bool, typer.Option("--fp8-attention", help="With attention held in FP8.")] = False,
+    fp8_mlp: Annotated[bool, typer.Option("--fp8-mlp", help="With the dense MLP held in FP8.")] = False,
+    fp8_embedding: Annotated[bool, typer.Option("--fp8-embedding", help="With the embedding held in FP8.")] = False,
     dtype: Annotated[
         Dtype | None,
         typer.Option("--dtype", help="Compute in this. Default: as stored; float32 beside transformers on a CPU."),
@@ -88,6 +91,9 @@ def bench(
         runs=runs,
         context=context,
         seed=seed,
+        fp8_attention=fp8_attention,
+        fp8_mlp=fp8_mlp,
+        fp8_embedding=fp8_embedding,
         dtype=dtype.value if dtype else None,
         device=device.value if device else None,
     )

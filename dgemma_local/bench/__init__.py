@@ -39,7 +39,7 @@ The document, schema 1; every key is always there, null where it cannot be known
 
     schema 1 · complete (false in a --json file until all was measured) · dgemma · date (UTC) · seed · runs ·
     label (what must be said with every figure)
-    subject    name, kind, layout, dtype, device, mode, context, canvas_length, vocab_size, load_seconds, planned_bytes
+    subject    name, kind, layout, fp8, dtype, device, mode, context, canvas_length, vocab_size, load_seconds, planned_bytes
     machine    cpu, cores, threads, python, torch, triton, cuda, gpu, driver, power_limit_w, sm_mhz, memory_mhz (medians while measuring)
     protocols  fixed16, adaptive, context, breakdown, those that ran -> {note, tasks: [task], rows: [row]}
                rows: of breakdown alone, as bench/breakdown.py says

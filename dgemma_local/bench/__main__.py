@@ -23,6 +23,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--runs", type=int, default=request.DEFAULT_RUNS, metavar="N")
     flags.add_argument("--context", type=int, metavar="N")
     flags.add_argument("--seed", type=int, default=0, metavar="N")
+    for part in request.FP8:
+        flags.add_argument(f"--fp8-{part}", action="store_true")
     flags.add_argument("--dtype")
     flags.add_argument("--json", metavar="FILE")
     flags.add_argument("--device")

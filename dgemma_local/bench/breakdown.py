@@ -68,7 +68,7 @@ DOORS = (
     "embed", "rms_norm", "sandwich", "combine", "linear", "gated", "heads", "attention", "route", "experts"
 )  # fmt: skip
 
-# Dense peaks in flop/s by units, with sums in fp32: NVIDIA's data sheets; of the RTX 5090, as tests/kernel_report.py has
+# Dense peaks in flop/s by units, with sums in fp32: NVIDIA's data sheets; of the RTX 5090, as tests/predicted.py has
 # them, what was measured in bf16 and in FP8 with block scales, which is more. Whole names, for a laptop's card has a
 # desktop's in its own.
 PEAKS: Mapping[str, Mapping[str, float]] = {

@@ -66,12 +66,14 @@ def _opened(request: Request, say: Callable[[str], None]) -> "Subject":
     if request.model is None:
         assert request.layout is not None
         say(f"making the 26B model of random numbers, {request.layout}")
-        return open_synthetic(request.layout, device=request.device, context=request.context, seed=request.seed)
+        return open_synthetic(
+            request.layout, device=request.device, context=request.context, seed=request.seed, fp8=request.fp8
+        )
     dtype = request.dtype
     if dtype is None and request.against == "transformers" and lands_on(request.model, request.device) == "cpu":
         dtype = "float32"
         say("in float32, where tokens are to equal those of transformers; --dtype bfloat16 compares what is stored")
-    return open_model(request.model, device=request.device, context=request.context, dtype=dtype)
+    return open_model(request.model, device=request.device, context=request.context, dtype=dtype, fp8=request.fp8)
 
 
 def _head(request: Request, subject: "Subject") -> dict[str, Any]:
@@ -196,6 +198,7 @@ def _described(subject: "Subject") -> dict[str, Any]:
         "name": subject.name,
         "kind": subject.kind,
         "layout": subject.layout,
+        "fp8": list(subject.fp8),
         "dtype": str(network.dtype).removeprefix("torch."),
         "device": str(subject.device),
         "mode": subject.mode,

@@ -78,7 +78,7 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     if document["label"]:
         yield document["label"]
     yield (
-        f"{subject['name']}: {subject['layout']}, {subject['dtype']}, on {subject['device']}, {subject['mode']}; "
+        f"{subject['name']}: {subject['layout']}{_in_fp8(subject['fp8'])}, {subject['dtype']}, on {subject['device']}, {subject['mode']}; "
         f"context {subject['context']:,}; --seed {document['seed']}, {document['runs']} runs behind a warm-up"
     )
     on = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} threads"
@@ -91,6 +91,10 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     planned = "" if memory["planned_bytes"] is None else f"; planned {memory['planned_bytes'] / GB:.3f} GB"
     whose = "tensors on the device" if memory["of"] == "device" else "the whole process, Python and torch in it"
     yield f"loaded in {subject['load_seconds']:.2f} s; peak {memory['peak_bytes'] / GB:.3f} GB of {whose}{planned}"
+
+
+def _in_fp8(parts: Sequence[str]) -> str:
+    return f" with {', '.join(parts)} in FP8" if parts else ""
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:

@@ -7,6 +7,7 @@ from dgemma_local.bench.protocols import NAMES
 from dgemma_local.errors import UsageError
 
 SYNTHETIC = "26b"
+FP8 = ("attention", "mlp", "embedding")
 DEFAULT_LAYOUT = "nvfp4"
 DEFAULT_RUNS, MOST_RUNS = 3, 1000
 LARGEST_SEED = (1 << 64) - 1
@@ -25,6 +26,7 @@ class Request:
     runs: int = DEFAULT_RUNS
     context: int | None = None
     seed: int = 0
+    fp8: tuple[str, ...] = ()  # of FP8, parts that are held in it whatever they are stored as
     dtype: str | None = None  # of a model with weights; None: as stored, and float32 beside transformers on a CPU
     device: str | None = None
 
@@ -40,6 +42,9 @@ def checked(
     runs: int = DEFAULT_RUNS,
     context: int | None = None,
     seed: int = 0,
+    fp8_attention: bool = False,
+    fp8_mlp: bool = False,
+    fp8_embedding: bool = False,
     dtype: str | None = None,
     device: str | None = None,
 ) -> Request:
@@ -88,6 +93,7 @@ def checked(
         runs=runs,
         context=context,
         seed=seed,
+        fp8=tuple(part for part, wish in zip(FP8, (fp8_attention, fp8_mlp, fp8_embedding), strict=True) if wish),
         dtype=dtype,
         device=device,
     )

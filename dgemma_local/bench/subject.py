@@ -11,6 +11,7 @@ import torch
 from dgemma_local.config import GenerationConfig
 from dgemma_local.engine import Conversation
 from dgemma_local.errors import DoesNotFit, UsageError
+from dgemma_local.layout import Options
 
 if TYPE_CHECKING:
     from dgemma_local.cache import Cache
@@ -39,6 +40,7 @@ class Subject:
     planned_bytes: int | None  # of tensors at the peak, without the CUDA context
     network: "DiffusionGemma"
     folder: Path | None = None  # of a checkpoint
+    fp8: tuple[str, ...] = ()  # parts that are held in FP8 because it was asked for
 
     @property
     def mode(self) -> str:
@@ -82,14 +84,18 @@ def lands_on(name: str, device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() and not demo else "cpu")
 
 
-def open_model(name: str, *, device: str | None, context: int | None, dtype: str | None = None) -> Subject:
+def open_model(
+    name: str, *, device: str | None, context: int | None, dtype: str | None = None, fp8: Sequence[str] = ()
+) -> Subject:
     """A name of the table, the demo's too, or a folder. Raises as `session.open_session` does."""
     from dgemma_local import hub, registry
     from dgemma_local.session import Wishes, open_session
 
     folder = registry.resolve(name, hub.folder_of)[1]
     began = perf_counter()
-    session = open_session(name, Wishes(dtype=dtype, device=device, context=context))
+    session = open_session(
+        name, Wishes(dtype=dtype, device=device, context=context, **{f"fp8_{part}": True for part in fp8})
+    )
     seconds = perf_counter() - began
     model: Any = session.conversation.model
     agreed = session.planned.agreed
@@ -107,10 +113,13 @@ def open_model(name: str, *, device: str | None, context: int | None, dtype: str
         planned_bytes=None if agreed is None else agreed.allocated,
         network=getattr(model, "network", model),
         folder=folder,
+        fp8=tuple(fp8),
     )
 
 
-def open_synthetic(layout: str, *, device: str | None, context: int | None, seed: int) -> Subject:
+def open_synthetic(
+    layout: str, *, device: str | None, context: int | None, seed: int, fp8: Sequence[str] = ()
+) -> Subject:
     """The 26B model without its weights, on the card if there is one.
 
     Raises UsageError on an unknown layout, a context the model does not have, or a card that is not there; DoesNotFit
@@ -124,9 +133,12 @@ def open_synthetic(layout: str, *, device: str | None, context: int | None, seed
         raise UsageError("torch sees no CUDA device", "drop --device cuda, or install torch's CUDA build and a driver")
     on = device or ("cuda" if there else "cpu")
     sizes = synthetic.small_config() if synthetic.rehearsing() else synthetic.published_config()
-    room_for = _room_for(layout, sizes, on, context)
+    options = Options(fp8_attention="attention" in fp8, fp8_mlp="mlp" in fp8, fp8_embedding="embedding" in fp8)
+    room_for = _room_for(layout, sizes, on, context, options)
     began = perf_counter()
-    network, generation, room, planned = synthetic.make(layout, on, context=room_for, seed=seed, sizes=sizes)
+    network, generation, room, planned = synthetic.make(
+        layout, on, context=room_for, seed=seed, sizes=sizes, options=options
+    )
     model = captured.best(network, room)
     if on == "cuda":
         torch.cuda.synchronize()
@@ -135,7 +147,7 @@ def open_synthetic(layout: str, *, device: str | None, context: int | None, seed
         name=f"synthetic 26b {layout}",
         kind="synthetic",
         model=model,
-        conversation=Conversation(model, None if model is not network else room),  # the captured step has its memory
+        conversation=Conversation(model, room),
         generation=generation,
         vocab_size=network.config.vocab_size,
         tokenizer=None,
@@ -144,10 +156,11 @@ def open_synthetic(layout: str, *, device: str | None, context: int | None, seed
         load_seconds=seconds,
         planned_bytes=planned,
         network=network,
+        fp8=tuple(fp8),
     )
 
 
-def _room_for(layout: str, config: "ModelConfig", device: str, context: int | None) -> int:
+def _room_for(layout: str, config: "ModelConfig", device: str, context: int | None, options: Options) -> int:
     """The context to plan for. Raises UsageError on one that the model does not have, DoesNotFit with the sizes."""
     from dgemma_local import fit
     from dgemma_local.bench import synthetic
@@ -160,7 +173,7 @@ def _room_for(layout: str, config: "ModelConfig", device: str, context: int | No
     on_card = device == "cuda"
 
     def asked(name: str) -> fit.Estimate:
-        held = Plan((), (), {}, synthetic.forms(config, name))
+        held = Plan((), (), {}, synthetic.forms(config, name, options))
         wanted = context or SYNTHETIC_CONTEXT
         return fit.estimate(config, held.resident, context=wanted, device="cuda" if on_card else "cpu")
 

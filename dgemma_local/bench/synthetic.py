@@ -99,6 +99,8 @@ def forms(config: ModelConfig, layout: str, options: Options | None = None) -> d
     if options is not None:
         wishes = {"attention": options.fp8_attention, "embedding": options.fp8_embedding}
         packed = {part: Held((), "fp8") for part, wish in wishes.items() if wish} | packed
+        if options.fp8_mlp:
+            packed["dense MLP"] = Held((), "fp8")  # whatever it is stored as
     heights: dict[str, tuple[int, ...]] = {}
     for module in modules(config, frozenset()):
         if len(module.shape) > 1 and not module.expert:  # of experts the first

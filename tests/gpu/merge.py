@@ -26,7 +26,7 @@ from dgemma_local.bench.report import FIGURES, SWEPT
 
 OUTCOMES = {"0": "done", "11": "does not fit this card", "124": "cut", "137": "cut", "130": "interrupted"}
 REHEARSAL = "rehearsal: small sizes on a CPU, nothing here was measured"
-LAYOUTS = ("fp8", "nvfp4")
+LAYOUTS = ("fp8", "nvfp4", "nvfp4-light")
 Document = Mapping[str, Any]
 Line = Sequence[str]
 
@@ -117,7 +117,7 @@ def part_rows(found: Document) -> list[Line]:
 def fixed(found: Document) -> Iterator[tuple[str, Line, list[Line]]]:
     """fixed16, a layout a table: each process's medians side by side, and how far apart they lie."""
     for layout in LAYOUTS:
-        runs = {name: document for name, document in found["benches"].items() if re.fullmatch(rf"{layout}-\d+", name)}
+        runs = whole(found, layout)
         tasks = [run["protocols"]["fixed16"]["tasks"][0] for run in runs.values() if "fixed16" in run["protocols"]]
         if not tasks:
             continue
@@ -132,6 +132,12 @@ def fixed(found: Document) -> Iterator[tuple[str, Line, list[Line]]]:
         rows.append(("s to make it", *(number(run["subject"]["load_seconds"], 1) for run in runs.values()), ""))
         mode = next(iter(runs.values()))["subject"]["mode"]
         yield f"fixed16, {layout}, {mode}", ("median", *runs, "apart"), rows
+
+
+def whole(found: Document, layout: str) -> dict[str, Document]:
+    """The processes of a layout that came to their end, by name."""
+    named = re.compile(rf"{layout}(-\d+)?")
+    return {name: bench for name, bench in found["benches"].items() if named.fullmatch(name) and bench["complete"]}
 
 
 def apart(values: Sequence[float | None]) -> str:
@@ -151,14 +157,15 @@ def sweep(found: Document) -> Iterator[tuple[str, Line, list[Line]]]:
                 (f"{each['prompt_tokens']:,}", *(number(median(each, key), FIGURES[key][1]) for key in SWEPT))
                 for each in task["tasks"]
             ]
-            yield f"{name}, {bench['subject']['layout']}", ("tokens in", *(FIGURES[key][0] for key in SWEPT)), rows
+            cut = "" if bench["complete"] else ", cut"
+            yield f"{name}, {bench['subject']['layout']}{cut}", ("tokens in", *(FIGURES[key][0] for key in SWEPT)), rows
 
 
 def breakdowns(found: Document) -> Iterator[tuple[str, Line, list[Line]]]:
     """A step's time by kernel, of the last process of each layout, in which everything was compiled."""
     head = ("part", "launches", "ms", "% of the step", "GB/s", "% of the copy", "% of the roofline")
     for layout in LAYOUTS:
-        runs = [bench for name, bench in found["benches"].items() if re.fullmatch(rf"{layout}-\d+", name)]
+        runs = whole(found, layout).values()
         tables = [run["protocols"]["breakdown"]["rows"] for run in runs if "breakdown" in run["protocols"]]
         if tables:
             rows = [

@@ -566,7 +566,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "seed": 7,
         "runs": 2,
         "subject": {
-            "name": "one", "kind": "model", "layout": "fp8", "dtype": "bfloat16", "device": "cuda:0", "mode": "graphs",
+            "name": "one", "kind": "model", "layout": "fp8", "fp8": [], "dtype": "bfloat16", "device": "cuda:0", "mode": "graphs",
             "context": 8192, "canvas_length": 4, "vocab_size": 9, "load_seconds": 2.5, "planned_bytes": 5,
         },
         "machine": {
@@ -875,3 +875,13 @@ def test_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert subject.label.startswith("demo model")
     subject.model = type("Model", (), {"mode": "graphs", "joins": 256})()
     assert (subject.mode, subject.shared) == ("graphs", True)
+
+
+def test_parts_in_fp8_are_asked_for_and_named() -> None:
+    asked = request.checked(synthetic="26b", layout="nvfp4", fp8_attention=True, fp8_mlp=True)
+    assert asked.fp8 == ("attention", "mlp")
+    given = bare.parser().parse_args(["--synthetic", "26b", "--fp8-embedding"])
+    assert request.checked(**{k: v for k, v in vars(given).items() if k not in ("json", "quiet")}).fp8 == ("embedding",)
+    made = document()
+    made["subject"]["fp8"] = ["attention", "mlp"]
+    assert any("fp8 with attention, mlp in FP8, bfloat16, on cuda:0" in line for line in report.head(made))

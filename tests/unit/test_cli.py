@@ -139,8 +139,7 @@ def test_wishes_reach_the_session(session: FakeSession) -> None:
     assert session.opened is not None and session.opened[0] == "mine"
     assert {key: value for key, value in session.opened[1].items() if value} == {}
     flags = ["--dtype", "float32", "--device", "cuda", "--context", "300", "--vram", "17.5", "--fp8-attention"]
-    assert dgemma("run", "-p", "Hello", "--fp8-embedding",
-        "--fp8-mlp", *flags).exit_code == 0
+    assert dgemma("run", "-p", "Hello", "--fp8-embedding", "--fp8-mlp", *flags).exit_code == 0
     assert session.opened == (
         "demo",  # what auto is where no card is known
         {

@@ -53,6 +53,7 @@ def bench(speed: float = 100.0, protocols: tuple[str, ...] = ("fixed16", "contex
         "breakdown": {"rows": [row]},
     }
     return {
+        "complete": True,
         "date": "2026-01-02T03:04:05+00:00",
         "machine": {"gpu": "NVIDIA H200", "cpu": "a CPU", "driver": "1.2", "torch": "2.11", "triton": "3.6"},
         "subject": {"layout": "fp8", "mode": "graphs", "load_seconds": 3.0},
@@ -105,13 +106,20 @@ def test_parts_that_are_cut_fail_or_do_not_fit_leave_the_others_whole(tmp_path: 
         "fp8-2": "done",
         "nvfp4-1": "failed, exit code 3",
         "nvfp4-2": "done",
+        "nvfp4-light": "done",
         "context-32k": "done",
         "context-256k": "does not fit this card",
         "times": "done",
         "launches": "done",
     }
     assert found["suite"] == {"passed": 1, "failed": 0}
-    assert set(found["benches"]) == {"fp8-1", "fp8-2", "nvfp4-2", "context-32k"}  # half a document is none
+    assert set(found["benches"]) == {
+        "fp8-1",
+        "fp8-2",
+        "nvfp4-2",
+        "nvfp4-light",
+        "context-32k",
+    }  # half a document is none
     assert found["benches"]["fp8-1"] == bench() and found["times"] == TIMES
     assert found["what"] == merge.REHEARSAL and merge.REHEARSAL in page and page in told
 
@@ -122,7 +130,7 @@ def test_what_passes_is_no_failure(tmp_path: Path, start: Start) -> None:
     assert process.returncode == 0 and "nothing failed\n" in told, told
     found, _ = results(tmp_path)
     assert found["suite"] == {"passed": 12, "failed": 0}
-    assert [part["outcome"] for part in found["parts"]].count("done") == 8
+    assert [part["outcome"] for part in found["parts"]].count("done") == 9
 
 
 def test_parts_without_time_are_named_and_none_goes_past_the_end(tmp_path: Path, start: Start) -> None:
@@ -131,7 +139,7 @@ def test_parts_without_time_are_named_and_none_goes_past_the_end(tmp_path: Path,
     assert process.communicate(timeout=60)[0] and process.returncode == 1
     assert time.monotonic() - began < 30  # not the suite's 50
     parts = results(tmp_path)[0]["parts"]
-    assert [part["outcome"] for part in parts] == ["cut", *["no time left"] * 8]
+    assert [part["outcome"] for part in parts] == ["cut", *["no time left"] * 9]
 
 
 def test_an_interrupted_run_leaves_what_it_has_and_ends_what_it_started(tmp_path: Path, start: Start) -> None:
@@ -181,6 +189,18 @@ def test_the_page_says_each_figure_and_how_far_two_processes_lie_apart(tmp_path:
     assert "| GB at the peak | 27.00 | 27.00 |  |" in lines
     assert "| experts | 30 | 4.500 | 50.0 | 3,000 | 75.0 |  |" in lines
     assert any(line.startswith("| 2,048 |") and "90.0" in line for line in lines)
+
+
+def test_what_was_cut_while_it_measured_is_said(tmp_path: Path) -> None:
+    """Of a sweep the rows that there are; of a protocol nothing: its figures are not those of all runs."""
+    stem, sweep = "card-2026-01-02", bench(90.0, ("context",)) | {"complete": False}
+    cut = bench() | {"complete": False, "memory": {"planned_bytes": None}, "protocols": {"fixed16": {"tasks": []}}}
+    light = bench(120.0)
+    for name, document in {"fp8-1": cut, "nvfp4-light": light, "context-256k": sweep}.items():
+        (tmp_path / f"{stem}-{name}.json").write_text(json.dumps(document))
+    page = merge.page(merge.merged(tmp_path, stem, 77))
+    assert "## context-256k, fp8, cut\n" in page and "| 2,048 |" in page
+    assert "fixed16, fp8" not in page and "## fixed16, nvfp4-light, graphs\n" in page and "| 120.0 |" in page
 
 
 def test_a_folder_with_nothing_gives_a_page_all_the_same(tmp_path: Path) -> None:

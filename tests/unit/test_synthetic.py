@@ -74,7 +74,7 @@ def test_forms_are_what_the_loader_makes_of_the_published_tensors(layout: str) -
         assert ours[parameter] == form, parameter
 
 
-@pytest.mark.parametrize("options", [Options(fp8_attention=True), Options(fp8_embedding=True)])
+@pytest.mark.parametrize("options", [Options(fp8_attention=True), Options(fp8_embedding=True), Options(fp8_mlp=True)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_forms_follow_the_flags_of_the_loader(layout: str, options: Options) -> None:
     assert synthetic.forms(synthetic.published_config(), layout, options) == stored(layout, options)
