@@ -133,9 +133,11 @@ def why_torch(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why operations on `device` in `dtype` run in plain torch; None where they take the kernels, or those's twins."""
     if is_recording():
         return None
-    if "torch" in wishes():
-        return _without_kernels(device.type, device.index, dtype) or "DGEMMA_OPS=torch asks for it"
-    return None if "twins" in wishes() else _without_kernels(device.type, device.index, dtype)
+    words = wishes()
+    if "twins" in words and "torch" not in words:
+        return None
+    why = _without_kernels(device.type, device.index, dtype)
+    return "DGEMMA_OPS=torch asks for it" if why is None and "torch" in words else why
 
 
 def replace(names: Iterable[str]) -> None:
@@ -200,8 +202,9 @@ def form(x: Tensor, into: Weight | None) -> str:
 
     The same for a kernel and its twin, since it decides what is computed, not how. Under the interpreter as on a card.
     """
-    as_on_a_card = x.is_cuda or mended() or is_recording() or "twins" in wishes()
-    if into is None or isinstance(into, Tensor) or not as_on_a_card:
+    if into is None or isinstance(into, Tensor):
+        return "plain"
+    if not (x.is_cuda or mended() or is_recording() or "twins" in wishes()):
         return "plain"
     if isinstance(into, Fp8):
         return "fp8"
