@@ -24,6 +24,7 @@ blocks of rows (`row_blocks`): of tensors as wide as the vocabulary a step holds
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -80,26 +81,31 @@ def philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
     # A round's two multiplications go side by side: c0 and c2 in one tensor, c1 and c3 in the other. Each round leaves
     # both pairs in the opposite order, and the constants of the next one follow; ten rounds restore it.
     even, odd = counter[0::2], counter[1::2]
-    lanes = (2, *[1] * (counter.dim() - 1))
-    by = torch.tensor([MULTIPLIERS, MULTIPLIERS[::-1]], device=counter.device).view(2, *lanes)
-    keys = [
-        [(k + r * w) & WORD for k, w in zip(key, WEYL, strict=True)][:: -1 if r % 2 == 0 else 1] for r in range(ROUNDS)
-    ]
-    xors = torch.tensor(keys, device=counter.device).view(ROUNDS, *lanes)
-    for r, xor in enumerate(xors.unbind()):
-        product = even * by[r % 2]  # wraps in int64; its bits are the uint64 product's
-        even = (product >> 32).bitwise_and_(WORD).bitwise_xor_(odd.flip(0)).bitwise_xor_(xor)
-        odd = product.bitwise_and_(WORD)
-    return torch.stack([even, odd], 1).flatten(0, 1)
+    for multiplier, xor in _constants(key, counter.dim(), counter.device):
+        product = even * multiplier  # wraps in int64; its bits are the uint64 product's
+        even = (product >> 32).bitwise_xor_(odd.flip(0)).bitwise_xor_(xor).bitwise_and_(WORD)
+        odd = product  # of which the lower half counts: the upper one is masked with what it is mixed into
+    return torch.stack([even, odd & WORD], 1).flatten(0, 1)
+
+
+@lru_cache(maxsize=4)  # an answer has one key, and draws of two shapes
+def _constants(key: tuple[int, int], dims: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Multipliers and keys of each round, [2, ...] int64 of as many axes as the counters."""
+    keys = [[(k + r * w) & WORD for k, w in zip(key, WEYL, strict=True)] for r in range(ROUNDS)]
+    pairs = [(MULTIPLIERS[:: -1 if r % 2 else 1], pair[:: 1 if r % 2 else -1]) for r, pair in enumerate(keys)]
+    rounds = torch.tensor(pairs, device=device).view(ROUNDS, 2, 2, *[1] * (dims - 1))
+    return tuple((multiplier, xor) for multiplier, xor in rounds)
 
 
 def exponential(word: Tensor) -> Tensor:
     """uint32 words in int64 -> standard exponential variates, fp32, in (0, 24 ln 2]."""
     uniform = (word >> 9).to(torch.float32).add_(0.5).mul_(2.0**-23)  # exact: 24 bits
     common = uniform.neg_().log1p_().neg_()
-    small = word.to(torch.float32).add_(0.5).mul_(2.0**-32)
-    rare = (small * (1.0 / 3.0)).add_(0.5).mul_(small).add_(1.0).mul_(small)
-    return torch.where(word < 1 << 20, rare, common)
+    rare = word < 1 << 20  # one word in 4,096
+    if rare.any():
+        small = word[rare].to(torch.float32).add_(0.5).mul_(2.0**-32)
+        common[rare] = (small * (1.0 / 3.0)).add_(0.5).mul_(small).add_(1.0).mul_(small)
+    return common
 
 
 def exponential_race(logits: Tensor, variates: Tensor) -> Tensor:
