@@ -83,7 +83,7 @@ def route_twin(
     """The same in torch, of r [..., T, D]; without a block no items, which kernels alone read."""
     weights, chosen = probabilities_twin(r, scale, proj, eps).sort(dim=-1, descending=True, stable=True)
     weights, chosen = weights[..., :top_k], chosen[..., :top_k]
-    weights = weights / weights.sum(-1, keepdim=True) * per_expert_scale[chosen]
+    weights = weights / weights.sum(-1, keepdim=True) * per_expert_scale.take(chosen)
     order, ends = group_twin(chosen, len(proj))
     items = None if block is None else items_twin(ends, chosen.numel(), block)
     return Routing(weights, chosen, order, ends, items, block or 0)
@@ -92,7 +92,7 @@ def route_twin(
 def group_twin(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """chosen [..., T, A] -> order, ends."""
     flat = chosen.flatten()
-    return flat.argsort(stable=True), torch.bincount(flat, minlength=experts).cumsum(0).int()
+    return flat.argsort(stable=True), torch.bincount(flat, minlength=experts).cumsum(0, dtype=torch.int32)
 
 
 def items_twin(ends: Tensor, pairs: int, block: int) -> Tensor:
