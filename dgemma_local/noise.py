@@ -22,6 +22,7 @@ A row of the real vocabulary is 1 MiB of logits and 2 MiB of words, so whoever g
 blocks of rows (`row_blocks`): of tensors as wide as the vocabulary a step holds one whole, its logits, and blocks.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -37,6 +38,8 @@ LANES = 128  # vocabulary ids that 32 counters serve: four words each
 # nats below the best logit from which no id can win the race: log of the largest variate over the smallest, rounded up
 FARTHEST = 25.7
 AHEAD = 16  # denoising steps whose re-noise is drawn at once; a canvas of the real model takes about as many
+# Steps whose exponentials are, where a step's are no more than these bytes of fp32: the demo's 48 KiB, no real model's.
+FEW_AHEAD, FEW_BYTES = 4, 64 << 10
 WORD = 0xFFFFFFFF
 # Bytes of one block of vocabulary rows, as fp32: 32 rows of the real model, all 96 of the demo's. A step holds two or
 # three blocks at a time beside its logits.
@@ -76,6 +79,11 @@ def row_blocks(rows: int, vocab_size: int, each: int = 1) -> list[slice]:
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """What was made block by block, as one; a single block is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
     """counter [4, ...] int64 holding uint32 values -> four words [4, ...], the same."""
     # A round's two multiplications go side by side: c0 and c2 in one tensor, c1 and c3 in the other. Each round leaves
@@ -101,11 +109,9 @@ def exponential(word: Tensor) -> Tensor:
     """uint32 words in int64 -> standard exponential variates, fp32, in (0, 24 ln 2]."""
     uniform = (word >> 9).to(torch.float32).add_(0.5).mul_(2.0**-23)  # exact: 24 bits
     common = uniform.neg_().log1p_().neg_()
-    rare = word < 1 << 20  # one word in 4,096
-    if rare.any():
-        small = word[rare].to(torch.float32).add_(0.5).mul_(2.0**-32)
-        common[rare] = (small * (1.0 / 3.0)).add_(0.5).mul_(small).add_(1.0).mul_(small)
-    return common
+    rare = (word < 1 << 20).flatten().nonzero()[:, 0]  # one word in 4,096
+    small = word.take(rare).to(torch.float32).add_(0.5).mul_(2.0**-32)
+    return common.put_(rare, (small * (1.0 / 3.0)).add_(0.5).mul_(small).add_(1.0).mul_(small))
 
 
 def exponential_race(logits: Tensor, variates: Tensor) -> Tensor:
@@ -128,7 +134,7 @@ class PhiloxNoise:
     vocab_size: int
     device: torch.device
     attempt: int = 0  # a retry of the same canvas raises it
-    _ahead: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _drawn: dict[Purpose, tuple[tuple[int, int], Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
@@ -153,35 +159,46 @@ class PhiloxNoise:
         return self._uniform(Purpose.CANVAS, canvas, 0)
 
     def renoise(self, canvas: int, step: int) -> Tensor:
-        """Drawn `AHEAD` steps at a time: the cost is in the number of operations, not in their size."""
-        block, row = divmod(step, AHEAD)
-        if (canvas, block) not in self._ahead:
-            self._ahead.clear()
-            steps = torch.arange(block * AHEAD, (block + 1) * AHEAD, device=self.device)[:, None]
-            self._ahead[canvas, block] = self._uniform(Purpose.RENOISE, canvas, steps)
-        return self._ahead[canvas, block][row]
+        return self._ahead(
+            Purpose.RENOISE, canvas, step, AHEAD, lambda steps: self._uniform(Purpose.RENOISE, canvas, steps[:, None])
+        )
 
-    def variates(self, canvas: int, step: int, positions: Tensor) -> Tensor:
-        """positions [P] -> exponential variates [P, V] fp32."""
+    def _ahead(self, purpose: Purpose, canvas: int, step: int, many: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """`many` steps are drawn at a time: the cost is in the number of operations, not in their size."""
+        block, row = divmod(step, many)
+        at, drawn = self._drawn.get(purpose, (None, None))
+        if drawn is None or at != (canvas, block):
+            drawn = draw(torch.arange(block * many, (block + 1) * many, device=self.device))
+            self._drawn[purpose] = (canvas, block), drawn
+        return drawn[row]
+
+    def variates(self, canvas: int, steps: Tensor | int, positions: Tensor) -> Tensor:
+        """positions [P] -> exponential variates [P, V] fp32; of steps [S, 1, 1] those of each, [S, P, V]."""
         blocks = -(-self.vocab_size // LANES)
         groups = torch.arange(32 * blocks, device=self.device)
-        word = self.words(Purpose.SAMPLE, canvas, step, positions[:, None], groups)
-        # [4, P, 32·blocks] -> [P, blocks, 4, 32]: vocabulary order
-        word = word.unflatten(-1, (blocks, 32)).permute(1, 2, 0, 3).flatten(1)
-        return exponential(word[:, : self.vocab_size])
+        word = self.words(Purpose.SAMPLE, canvas, steps, positions[:, None], groups)
+        # [4, ..., P, 32·blocks] -> [..., P, blocks, 4, 32]: vocabulary order
+        word = word.unflatten(-1, (blocks, 32)).movedim(0, -2).flatten(-3)
+        return exponential(word[..., : self.vocab_size])
 
     def sample(self, logits: Tensor, accepted: Tensor, canvas: int, step: int) -> Tensor:
         """Rows that are not accepted hold their most likely id, and so do those that no draw could change."""
         best = [_best(logits[rows]) for rows in row_blocks(len(logits), self.vocab_size)]
-        ids, contested = (torch.cat(parts) for parts in zip(*best, strict=True))
+        ids, contested = (joined(parts) for parts in zip(*best, strict=True))
         positions = (accepted & contested).nonzero()[:, 0]
         for block in row_blocks(len(positions), self.vocab_size, DRAWN):
             ids[positions[block]] = self._race(logits, canvas, step, positions[block])
         return ids
 
     def _race(self, logits: Tensor, canvas: int, step: int, positions: Tensor) -> Tensor:
-        variates = self.variates(canvas, step, positions)  # before those logits are copied
-        return exponential_race(logits[positions], variates)
+        if 4 * self.length * self.vocab_size > FEW_BYTES:
+            variates = self.variates(canvas, step, positions)  # before those logits are copied
+            return exponential_race(logits[positions], variates)
+        every = torch.arange(self.length, device=self.device)
+        variates = self._ahead(
+            Purpose.SAMPLE, canvas, step, FEW_AHEAD, lambda steps: self.variates(canvas, steps[:, None, None], every)
+        )
+        return exponential_race(logits[positions], variates[positions])
 
 
 class TorchNoise:
