@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dgemma_local.config import GenerationConfig
-from dgemma_local.noise import Noise, row_blocks
+from dgemma_local.noise import Noise, joined, row_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ def entropies(logits: Tensor) -> Tensor:
 def accept(entropy: Tensor, bound: float) -> Tensor:
     """[L] fp32 -> [L] bool: calmest first, as long as those before sum to ≤ bound. One is always accepted."""
     ordered, index = entropy.sort(stable=True)  # equals by position, as the kernel has them
-    before = F.pad(ordered.cumsum(0)[:-1], (1, 0))  # not cumsum - own: in fp32 that is not monotone
-    return torch.zeros_like(index, dtype=torch.bool).scatter(0, index, before <= bound)
+    before = ordered.cumsum(0)[:-1]  # of all but the first; not cumsum - own: in fp32 that is not monotone
+    return torch.ones_like(index, dtype=torch.bool).scatter_(0, index[1:], before <= bound)
 
 
 def begin(number: int, noise: Noise) -> Canvas:
@@ -97,8 +96,8 @@ def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noi
     t = temperature(config, canvas.step)
     scaled = logits.div_(t.to(logits.device))
     blocks = [scaled[rows] for rows in row_blocks(*scaled.shape)]
-    draft = torch.cat([block.argmax(-1) for block in blocks])
-    entropy = torch.cat([entropies(block) for block in blocks])
+    draft = joined([block.argmax(-1) for block in blocks])
+    entropy = joined([entropies(block) for block in blocks])
     accepted = accept(entropy, config.entropy_bound)
     sampled = noise.sample(scaled, accepted, canvas.number, canvas.step)
     fresh = noise.renoise(canvas.number, canvas.step)
