@@ -60,7 +60,7 @@ class Pairs:
 def normalise(x: Tensor, eps: float) -> Tensor:
     """x / rms(x) over the last axis, in fp32 or wider and not yet rounded."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.rms_norm(wide, wide.shape[-1:], None, eps)  # half the time of F.rms_norm on a CPU
+    return F.rms_norm(wide, wide.shape[-1:], None, eps)
 
 
 def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
