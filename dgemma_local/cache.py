@@ -117,7 +117,9 @@ class _Slab:
         self.v = torch.empty_like(self.k)
 
     def reserve(self, capacity: int, keep: int | None) -> None:
-        if self.planned and (self.k.shape[-2], self.keep) == (capacity, keep):
+        if self.planned:
+            if (self.k.shape[-2], self.keep) != (capacity, keep):
+                raise ValueError(f"a cache planned for {self.k.shape[-2]} slots cannot be planned for {capacity}")
             return
         self.planned, self.keep = True, keep
         for name in ("k", "v"):
@@ -168,7 +170,8 @@ class Cache:
     """K/V of one conversation on one device, batch 1."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        self.length = 0
+        self.length = self.epoch = 0
+        self.rows: int | None = None  # of the widest pass that is planned for
         self.config = config
         self.device = torch.device(device)
         self.window = config.sliding_window
@@ -184,6 +187,7 @@ class Cache:
         """Allocate all of it now, for good; what is planned alike stays. Raises ValueError on a cache that holds tokens."""
         if self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be planned any more")
+        self.rows = room.rows
         for slab, layer, context in zip(self._slabs, self.config.layers, self._context, strict=True):
             slab.reserve(slots(self.config, layer.kind, room), context)
 
@@ -231,6 +235,7 @@ class Cache:
     def clear(self) -> None:
         """Forget everything, and keep what is allocated."""
         self.length = 0
+        self.epoch += 1
         for slab in self._slabs:
             slab.base = 0
 

@@ -12,8 +12,8 @@
                 … step 0 is read, and so on           step …
 
 What changes from pass to pass lies in device memory: where rows stand and what they see, the tokens, the step's number,
-temperature and key, the state. So a graph is captured once for all of them. Rows that a pass has too few of are padding:
-they write no keys or values, and nobody sees them.
+temperature and key, the state. So a graph is captured once for all of them; only other settings of the sampler want their
+own. Rows that a pass has too few of are padding: they write no keys or values, and nobody sees them.
 
 Running ahead. A step is launched before the one in flight is read, unless that one may be the last. What stops a canvas is
 seen coming: mean entropy falls by a factor a step, and only below NEAR times the threshold the host waits and looks. A
@@ -26,6 +26,7 @@ Source  fused commit: ours; committed rows are causal, and a canvas reads nothin
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -111,7 +112,7 @@ class Captured:
         self._why_eager = _why_eager()
         self._failed: str | None = None
         self.wasted = 0  # steps that were launched behind a canvas's last
-        self._pool: Any = None
+        self._pool: Any = torch.cuda.graph_pool_handle() if self.on_card else None
         self._chunk, self._first, self._step = Phase(self.chunk), Phase(self.first), Phase(self.step)
 
     def _tables(self, of: LayerConfig) -> Rotary:
@@ -125,6 +126,8 @@ class Captured:
         if not self.on_card:
             return f"eager launches: the model is on {self.device.type}"
         why = self._why_eager or self._failed
+        if why is None and any(phase.graph is None for phase in (self._chunk, self._first, self._step)):
+            why = "nothing is captured yet"
         return "graphs" if why is None else f"eager launches: {why}"
 
     @property
@@ -181,37 +184,39 @@ class Captured:
         return Segment(rows.stop - rows.start, causal, self.cache, sights, rotary, kv_only=causal)
 
     def _end(self, hidden: Tensor) -> None:
-        config = self._config
-        assert config is not None
-        ops.end_of_step(hidden, self.head, self._state, config.entropy_bound, config.confidence, self._soft)
+        ops.end_of_step(hidden, self.head, self._state, *self._stops, self._soft)
 
     # ── once a session, or where the settings change ──────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
     def prepare(self, config: GenerationConfig) -> None:
-        """Compiles, warms up and captures, before a prompt is there; the settings of a step are part of its graph."""
+        """Compiles, warms up and captures, before a prompt is there; the settings of a step are part of its graph.
+
+        Those of one kind are captured at a time: other ones replace them. What is stopped half way begins anew.
+        """
         self._capture(self._chunk)
         if self._config is not None and _settings(config) == _settings(self._config):
             return
-        self._config = config
-        self._temperatures = torch.stack([sampler.temperature(config, step) for step in range(config.steps)])
-        self._state = ops.State.new(self.canvas_length, config.stability, self._temperatures.to(self.device))
-        self._opening, *self._ring = [self._mailbox(self._state.views, self._state.memory) for _ in range(1 + RING)]
+        self._config, self._first.graph, self._step.graph = None, None, None
+        temperatures = torch.stack([sampler.temperature(config, step) for step in range(config.steps)])
+        state = ops.State.new(self.canvas_length, config.stability, temperatures.to(self.device))
+        opening, *ring = [self._mailbox(state.views, state.memory) for _ in range(1 + RING)]
+        self._temperatures, self._state, self._opening, self._ring = temperatures, state, opening, ring
+        self._stops = config.entropy_bound, config.confidence
         for phase in (self._first, self._step):
-            phase.captured = False
+            phase.ready = False
+            state.flags.fill_(1)  # a finished state is left alone by what is run for its own sake
             self._capture(phase)
+        self._config = config
 
     def _mailbox(self, views: Callable[[Tensor], MailT], like: Tensor) -> "Mailbox[MailT]":
         return Mailbox(views(torch.zeros(like.shape, dtype=like.dtype, pin_memory=self.on_card)), self.on_card)
 
     def _capture(self, phase: "Phase") -> None:
-        """Runs it once, which compiles it, and captures it. What it then finds makes both runs harmless."""
-        if phase.captured or not self.on_card:
+        """Runs it once, which compiles it, and captures it; both runs are harmless."""
+        if phase.ready or not self.on_card:
             return
-        phase.captured, phase.graph = True, None
         self._inbox.memory.zero_()  # spans without a row: no keys and values are written
-        if self._config is not None:
-            self._state.flags.fill_(1)  # a finished state is left alone
         phase.body()
         torch.cuda.synchronize()
         if self._why_eager is None and self._failed is None:
@@ -219,6 +224,9 @@ class Captured:
                 phase.graph = self._graph_of(phase.body)
             except RuntimeError as error:
                 self._failed = f"capture failed: {str(error).splitlines()[0]}"
+                for each in (self._chunk, self._first, self._step):
+                    each.graph = None
+        phase.ready = True
 
     def _graph_of(self, body: Callable[[], None]) -> Any:
         """All graphs share one pool: what lies there is dead between two passes."""
@@ -226,9 +234,11 @@ class Captured:
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 body()
+        except RuntimeError:
+            _give_back(self._pool)
+            raise
         finally:
             torch.cuda.set_stream(stream)  # torch leaves its own one behind where a capture fails
-        self._pool = self._pool or graph.pool()
         return graph
 
     # ── the engine's verbs ────────────────────────────────────────────────────────────────────────────────────────
@@ -304,9 +314,7 @@ class Captured:
         self._opening.wait()
         views = self._opening.views
         views.canvas.copy_(canvas.next)
-        views.key.numbers.copy_(ops.key_numbers(noise.seed, noise.attempt, number))
-        views.key.step.zero_()
-        views.flags.zero_()
+        views.key.numbers.copy_(ops.key_numbers(noise.seed, noise.attempt, number))  # step and flags are 0 for good
         views.temperature.copy_(self._temperatures[:1])
         self._state.begins.copy_(views.begins, non_blocking=True)
         self._opening.mark()
@@ -351,7 +359,7 @@ class Phase:
 
     def __init__(self, body: Callable[[], None]) -> None:
         self.body = body
-        self.captured = False
+        self.ready = False  # was run once, and is captured if it can be
         self.graph: Any = None  # torch.cuda.CUDAGraph, which has no stub
 
     def run(self) -> None:
@@ -389,6 +397,14 @@ def may_stop(before: sampler.Canvas, config: GenerationConfig) -> bool:
     if before.step < config.stability:  # too few drafts to be equal
         return False
     return before.entropy is None or bool(before.entropy.mean() < NEAR * config.confidence)
+
+
+def _give_back(pool: Any) -> None:
+    """Ends what a capture that failed has begun with torch's allocator, which would refuse to empty its cache for good."""
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):  # where it had not begun, or has ended it itself
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 def _settings(config: GenerationConfig) -> GenerationConfig:

@@ -222,6 +222,7 @@ def run(
         fp8_embedding=fp8_embedding,
         fp8_mlp=fp8_mlp,
         checksum=verbose,
+        steps=steps,
     )
     with loading.progress(quiet=quiet) as progress:
         session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress, _say if not quiet else _nothing)
@@ -229,7 +230,8 @@ def run(
         loading.show_proof(session.planned, session.proof, session.mode, session.words)
     elif session.slow_because is not None and session.on_gpu and not quiet:
         _say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
-    for notice in () if quiet else session.notices:
+    told = () if quiet else session.notices
+    for notice in told:
         _say(notice)
     seed = secrets.randbits(64) if seed is None else seed
     messages = [Message(role="system", content=system)] if system is not None else []
@@ -250,6 +252,8 @@ def run(
         as_json=as_json, visualize=visualize, stats=stats, quiet=quiet, slow=slow, hurry=session.pressed.is_set
     )
     show(timed(events), record, _vocabulary(session), wanted)
+    for notice in () if quiet else session.notices[len(told) :]:  # of passes that were captured for this answer
+        _say(notice)
     if record.interrupted:
         raise typer.Exit(INTERRUPTED)
     record.require_answer()

@@ -29,6 +29,7 @@ class Croppable(Protocol):
     """What the engine asks of a cache."""
 
     length: int  # committed tokens
+    epoch: int  # raised whenever all of them are forgotten
 
     def can_crop(self, length: int) -> bool: ...
 
@@ -105,6 +106,7 @@ class Conversation(Generic[CacheT]):
         self.cache = self.model.new_cache()
         if self.room is not None:
             self.cache.reserve(self.room)
+        self._epoch = self.cache.epoch
 
     def answer(
         self,
@@ -175,6 +177,8 @@ class Conversation(Generic[CacheT]):
 
     def _reuse(self, prompt: Sequence[int]) -> int:
         """Crop the cache to what it shares with `prompt`; if its window is no longer held, start over."""
+        if "cache" not in vars(self) or self.cache.epoch != self._epoch:  # a start that was stopped, another's memory
+            self._start_over()
         shared = 0
         for ours, theirs in zip(self.held, prompt, strict=False):
             if ours != theirs:

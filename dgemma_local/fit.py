@@ -142,7 +142,7 @@ def _room(config: ModelConfig, context: int, slack: int) -> "Room":
     from dgemma_local.cache import Room
     from dgemma_local.model import PREFILL_CHUNK
 
-    return Room(context=context, rows=min(PREFILL_CHUNK, context), slack=slack)
+    return Room(context=context, rows=min(max(PREFILL_CHUNK, 2 * config.canvas_length), context), slack=slack)
 
 
 # ── whether it fits ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -287,7 +287,7 @@ class DiffusionGemma:
     @torch.inference_mode()
     def encode(self, ids: Tensor, cache: Cache, chunk: int = PREFILL_CHUNK) -> None:
         """Prefill or commit: ids [T] int64 join the cache. Chunks of any size give the same K/V."""
-        for rows in ids.to(self.device).split(chunk):
+        for rows in ids.to(self.device).split(min(chunk, cache.rows or chunk)):
             self.hidden(self.embed(rows), cache, causal=True, kv_only=True)
             cache.advance(len(rows))
 

@@ -20,7 +20,8 @@ bits the norm's kernel writes them itself:
     NVFP4             plain rows; decoded in registers (W4A16)  plain rows; decoded block by block
                       nvfp4-rows: NVFP4 rows (W4A4)
 
-DGEMMA_OPS holds words, see WISHES. They are read at every call, but for fp8-soft, which costs memory: once, at the first step.
+DGEMMA_OPS holds words, see WISHES. They are read at every call; what is captured as a graph keeps those it was captured with,
+and fp8-soft, which costs memory, and eager count when a model is opened.
 
 Letters as in model.py.
 """

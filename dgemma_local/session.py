@@ -51,7 +51,7 @@ class Session:
     proof: Proof
     slow_because: str | None  # why operations run in plain torch; None where they run on the fused kernels
     words: tuple[str, ...] = ()  # of DGEMMA_OPS
-    notices: tuple[str, ...] = ()  # what a user should know of the card: kernels that were found wrong, no graphs
+    found: tuple[str, ...] = ()  # what the kernels' self-test had to say
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
@@ -62,6 +62,13 @@ class Session:
     def mode(self) -> str:
         """How passes are run: "graphs", "eager launches: why", or "torch: why"."""
         return self.conversation.model.mode
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of the card by now: kernels that were found wrong, passes that could not be captured."""
+        runner = self.conversation.model
+        failed = runner.notice if isinstance(runner, captured.Captured) else None
+        return (*self.found, *([failed] if failed else []))
 
     @property
     def on_gpu(self) -> bool:
@@ -135,6 +142,7 @@ class Wishes:
     fp8_embedding: bool = False
     fp8_mlp: bool = False
     checksum: bool = False
+    steps: int | None = None  # that a canvas may take, for passes to be captured with; None: the model's own
 
 
 def open_session(
@@ -176,11 +184,10 @@ def open_session(
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     network = DiffusionGemma(config, weights)
-    notices = selftest.apply(network, say)
+    found = selftest.apply(network, say)
     runner = captured.best(network, agreed.room)
     if isinstance(runner, captured.Captured):
-        runner.prepare(generation)
-        notices += [runner.notice] if runner.notice else []
+        runner.prepare(generation if wishes.steps is None else replace(generation, steps=wishes.steps))
     return Session(
         name=name,
         tokenizer=tokenizer,
@@ -188,7 +195,7 @@ def open_session(
         conversation=Conversation(runner, agreed.room),
         slow_because=ops.why_torch(network.device, network.dtype),
         words=tuple(sorted(ops.wishes())),
-        notices=tuple(notices),
+        found=tuple(found),
         is_demo=registry.is_demo(folder),
         planned=planned,
         proof=proof,

@@ -25,6 +25,7 @@ class FakeCache:
 
     tokens: list[int] = field(default_factory=list)
     croppable: bool = True
+    epoch: int = 0
 
     @property
     def length(self) -> int:

@@ -5,8 +5,13 @@
     a kernel that fails is replaced by its twin, with a line that says so
 
 Operands are small, of the model's own widths and formats, and the same on every card (`operands`); what is tried is in
-`cases` and `ends`, how outcomes are compared in `compare`. What a trial costs is the compilation of its kernel, which Triton keeps
-and the model's first step finds.
+`cases` and `ends`, how outcomes are compared in `compare`. What a trial costs is the compilation of its kernel, which
+Triton keeps and the model's first step finds.
+
+Not covered: other numbers than these; the splits of attention that another context than the planned one may take, and keys
+further back than a window and a little; passes outside `captured`, whose rows are any number; other stabilities than 1
+and 2; K/V in FP8; most of the vocabulary and of the experts; kernels under CUDA graphs, or beside each other; a fault that
+comes now and then. A verdict is of one trial, not a proof.
 
 A kernel that reads or writes where nothing is may end the process's CUDA context, and no twin can run in it any more:
 that is a KernelCrash.
@@ -21,6 +26,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import torch
@@ -38,7 +44,9 @@ __all__ = ["Outcome", "apply", "failing", "needed", "run"]
 
 DRIVER = Path("/proc/driver/nvidia/version")
 KEPT = 32  # verdicts in the file, the newest: cards, drivers and models come and go
+ODD = "is no regular file"
 LINE = 200  # characters of an error, for one line of a terminal
+HOMELESS = "the kernels' self-test is not remembered: there is no home folder, and no XDG_CACHE_HOME"
 UNTESTED = "untested: not enough memory on the card"
 
 
@@ -63,12 +71,14 @@ def needed(network: DiffusionGemma) -> bool:
     )
 
 
-def apply(network: DiffusionGemma, say: Callable[[str], None] = lambda _: None) -> list[str]:
+def apply(
+    network: DiffusionGemma, say: Callable[[str], None] = lambda _: None, context: int | None = None
+) -> list[str]:
     """Replaces every kernel that fails by its twin -> one line for each, and for a cache that cannot be used.
 
-    `say` hears, before it takes long, why. Raises KernelCrash.
+    `say` hears, before it takes long, why. `context`: tokens that are planned for; None: many. Raises KernelCrash.
     """
-    outcomes, notices = _verdict(network, force=False, say=say)
+    outcomes, notices = _verdict(network, force=False, say=say, context=context)
     wrong = [outcome for outcome in outcomes if not outcome.ok]
     ops.replace(outcome.name for outcome in wrong)
     told = [
@@ -80,22 +90,20 @@ def apply(network: DiffusionGemma, say: Callable[[str], None] = lambda _: None) 
     return told + notices
 
 
-def failing(network: DiffusionGemma, *, force: bool = False) -> list[Outcome]:
+def failing(network: DiffusionGemma, *, force: bool = False, context: int | None = None) -> list[Outcome]:
     """The kernels that this network uses and this card gets wrong, by the kept verdict or a fresh one; `force`: fresh.
 
-    Raises KernelCrash.
+    `context` as `apply` has it. Raises KernelCrash.
     """
-    return [outcome for outcome in _verdict(network, force)[0] if not outcome.ok]
+    return [outcome for outcome in _verdict(network, force, context=context)[0] if not outcome.ok]
 
 
 @torch.inference_mode()
-def run(network: DiffusionGemma) -> list[Outcome]:
+def run(network: DiffusionGemma, context: int | None = None) -> list[Outcome]:
     """Each kernel of this network once beside its twin, whatever is kept or replaced. Raises KernelCrash."""
-    make = Operands(network.device, network.dtype)
+    make, tried = Operands(network.device, network.dtype), cases_of(network, context)
     with _exact_twins():
-        outcomes = [
-            _outcome(name, list(cases), make) for name, cases in groupby(cases_of(network), lambda case: case.kernel)
-        ]
+        outcomes = [_outcome(name, list(cases), make) for name, cases in groupby(tried, lambda case: case.kernel)]
     if network.device.type == "cuda":
         torch.cuda.empty_cache()  # what a plan counts on
     return outcomes
@@ -118,7 +126,7 @@ def _outcome(name: str, cases: list[Case], make: Operands) -> Outcome:
 def _wrong(case: Case, make: Operands) -> str | None:
     """What is wrong with a kernel on one case's operands; None: nothing."""
     file, trial = ops.KERNELS[case.kernel], case.prepare(make)
-    twin = trial.call(getattr(file, f"{case.kernel}_twin"))
+    twin = (trial.truth or trial.call)(getattr(file, f"{case.kernel}_twin"))
     _spoil(twin)
     try:
         ours = trial.call(getattr(file, case.kernel))
@@ -176,25 +184,38 @@ def _exact_twins() -> Iterator[None]:
 # ── verdicts, kept ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def cache_file() -> Path:
-    """Where verdicts are kept. XDG_CACHE_HOME counts where it is absolute, as its specification has it."""
+def cache_file() -> Path | None:
+    """Where verdicts are kept; None: a container's user may have no home.
+
+    XDG_CACHE_HOME counts where it is absolute, as its specification has it.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (home if home.is_absolute() else Path("~/.cache").expanduser()) / "dgemma" / "selftest.json"
+    if not home.is_absolute():
+        try:
+            home = Path("~/.cache").expanduser()
+        except RuntimeError:
+            return None
+    return home / "dgemma" / "selftest.json"
 
 
 def _verdict(
-    network: DiffusionGemma, force: bool, say: Callable[[str], None] = lambda _: None
+    network: DiffusionGemma,
+    force: bool,
+    say: Callable[[str], None] = lambda _: None,
+    context: int | None = None,
 ) -> tuple[list[Outcome], list[str]]:
     """Outcomes, and notices about the file."""
     if not needed(network):
         return [], []
-    facts = _facts(network)
+    tried = cases_of(network, context)
+    facts = _facts(network, tried)
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     kept, notices = _read()
-    if not force and (found := _outcomes(kept.get(key))) is not None:
+    names = [name for name, _ in groupby(case.kernel for case in tried)]
+    if not force and (found := _outcomes(kept.get(key), names)) is not None:
         return found, notices
     say("testing the kernels on this card; they are compiled for it first, once")
-    outcomes = run(network)
+    outcomes = run(network, context)
     if not any(outcome.what == UNTESTED for outcome in outcomes):
         kept.pop(key, None)
         entry = {**facts, "outcomes": [asdict(outcome) for outcome in outcomes]}
@@ -203,9 +224,9 @@ def _verdict(
     return outcomes, notices
 
 
-def _facts(network: DiffusionGemma) -> dict[str, str]:
+def _facts(network: DiffusionGemma, cases: list[Case]) -> dict[str, str]:
     """All that a verdict depends on."""
-    tried = "\n".join(f"{case.kernel}: {case.what}" for case in cases_of(network))
+    tried = "\n".join(f"{case.kernel}: {case.what}" for case in cases)
     return {
         "card": _name(network.device),
         "capability": _capability(network.device),
@@ -253,7 +274,11 @@ def _sources() -> str:
 def _read() -> tuple[dict[str, Any], list[str]]:
     """What is kept by key, and a notice where it cannot be read."""
     file = cache_file()
+    if file is None:  # which `_write` says
+        return {}, []
     try:
+        if _is_odd(file):  # likewise
+            return {}, []
         kept = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # in the second case it cannot be written either
         return {}, []
@@ -264,21 +289,33 @@ def _read() -> tuple[dict[str, Any], list[str]]:
     return (kept, []) if isinstance(kept, dict) else ({}, [_notice(file, "is damaged")])
 
 
-def _outcomes(entry: Any) -> list[Outcome] | None:
-    """Those of a kept verdict; None where there is none, or it is not of this form."""
+def _is_odd(file: Path) -> bool:
+    """Whether it is there and no regular file: a pipe's reader waits for its writer."""
+    try:
+        return not S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _outcomes(entry: Any, names: list[str]) -> list[Outcome] | None:
+    """Those of a kept verdict on the kernels `names`; None where there is none, or it is not of this form."""
     try:
         found = [Outcome(**outcome) for outcome in entry["outcomes"]]
     except (TypeError, KeyError):
         return None
-    sound = all((type(o.name), type(o.ok), type(o.what)) == (str, bool, str) and o.name in ops.KERNELS for o in found)
-    return found if found and sound else None
+    sound = all((type(each.ok), type(each.what)) == (bool, str) for each in found)
+    return found if sound and [each.name for each in found] == names else None
 
 
 def _write(kept: dict[str, Any]) -> list[str]:
     """All at once or not at all; a notice where it cannot be."""
     file = cache_file()
+    if file is None:
+        return [HOMELESS]
     new = file.with_name(f"{file.name}.{os.getpid()}")
     try:
+        if _is_odd(file):
+            return [_notice(file, ODD)]
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.write_text(json.dumps(kept, indent=1), encoding="utf-8")

@@ -7,7 +7,7 @@ Where a bar is looser than `NEAR`:
                       weights are codes of E4M3
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from dgemma_local.config import ModelConfig
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise
 from dgemma_local.quant import Fp8, Nvfp4
-from dgemma_local.selftest.compare import NEAR, SAME, Bar, Outputs, apart, step_at, tensors_of
+from dgemma_local.selftest.compare import NEAR, SAME, Bar, Outputs, apart, step_at
 from dgemma_local.selftest.operands import Form, Operands
-from dgemma_local.selftest.trial import Case, Kernel, Trial, by, in_form
+from dgemma_local.selftest.trial import Case, Kernel, Target, Trial, by, in_form
 
 TABLE_SIZE = 1.4  # of a row of the embedding, so that many tokens may be drawn, and some bend at the softcap
 IDS = 4096  # of the vocabulary: whole blocks of it, as the real one is
@@ -29,16 +29,30 @@ MOST_DRAW_ALIKE = 0.97  # of the rows
 ENTROPY = 2e-3  # nats
 SOFT = {"reference": Bar(equal=0.97), "fast": Bar(equal=0.8), "across": Bar(equal=0.9)}
 FAST_TIE = 2.0**-10  # of the largest logit: sums of FP8 codes on sm_90, with a few bits of room
+BOUND, CONFIDENCE = 0.9, 0.005  # nats: some of a canvas are accepted; between the means of sure and unsure turns
 SEED, ATTEMPT, CANVAS, STEP = 2**63 + 987_654_321, 2, 5, 7  # of the random stream: both words of the seed count
+# An update's turns: which of two drafts, and how large its entropies are.
+A, B = 0, 1
+UNSURE, SURE = 1.0, 0.01
+# What happens: steps, stability, turns. The last turn of each is a step launched ahead, which changes nothing.
+UPDATES: dict[str, tuple[int, int, list[tuple[int, float]]]] = {
+    "converges": (16, 1, [(A, UNSURE), (A, UNSURE), (A, SURE), (B, UNSURE)]),
+    # at the third and the fourth turn one of the last two drafts is another
+    "converges after two": (16, 2, [(A, UNSURE), (B, UNSURE), (A, SURE), (A, SURE), (A, SURE), (B, UNSURE)]),
+    "runs out of steps": (2, 2, [(A, UNSURE), (B, UNSURE), (A, UNSURE)]),
+}
 
 
-def ends(network: DiffusionGemma) -> Iterator[Case]:
+def ends(network: DiffusionGemma, every: list[int]) -> Iterator[Case]:
+    """Beside what `cases` has; `every`: how many rows a pass has."""
     if isinstance(network.embed_tokens, Nvfp4):
         return  # which its kernels do not read
     table = Form.of(network.embed_tokens, network.dtype).first(IDS)
-    yield _embed(network.config, table, network.embed_scale)
+    for T in sorted({network.canvas_length, every[-1]}):
+        yield _embed(network.config, table, network.embed_scale, T)
     yield _vocabulary(network.config, table, network.embed_scale)
-    yield _update(network.config)
+    for what in UPDATES:
+        yield _update(network.config, what)
 
 
 def _table(make: Operands, form: Form) -> Any:
@@ -50,15 +64,25 @@ def _table(make: Operands, form: Form) -> Any:
     return Fp8(table.codes, table.scale.mul_(TABLE_SIZE))
 
 
-def _embed(config: ModelConfig, form: Form, scale: float) -> Case:
-    T, V, D, eps = config.canvas_length, form.shape[0], config.hidden_size, config.rms_eps
+def _embed(config: ModelConfig, form: Form, scale: float, T: int) -> Case:
+    V, D, eps = form.shape[0], config.hidden_size, config.rms_eps
 
     def prepare(make: Operands) -> Trial:
         table, ids = _table(make, form), make.integers(T, below=V)
         ids[0], ids[-1] = 0, V - 1
         soft = make.normal(T, D, seed=3, size=5.0)
-        given = (None, 0.0, False, make.dtype), (soft, eps, True, make.dtype), (None, eps, True, make.dtype)
-        return Trial(lambda f: tensors_of(*(f(ids, table, scale, *rest) for rest in given)), by(NEAR))
+        joining, opening, told = (None, 0.0, False), (None, eps, True), (soft, eps, True)
+
+        def call(f: Kernel) -> Outputs:
+            """A chunk and a later step have memory of their own, the two segments of a first step a part each."""
+            made = tuple(f(ids, table, scale, *rest, make.dtype) for rest in (joining, told))
+            for rest in (joining, opening):
+                target = Target.of(make, T, D)
+                f(ids, table, scale, *rest, make.dtype, out=target.rows)
+                made += target.outcome()
+            return made
+
+        return Trial(call, by(NEAR, NEAR, NEAR, SAME, NEAR, SAME))
 
     return Case("embed", f"{T} rows of {form}", prepare)
 
@@ -72,22 +96,31 @@ def _vocabulary(config: ModelConfig, form: Form, scale: float) -> Case:
         E, cool = _table(make, form), make.numbers(0.6)
         hidden = in_form(make.normal(T, config.hidden_size, seed=1), form.rows, make)
         key = file.Key.of(SEED, ATTEMPT, CANVAS, make.numbers(STEP, dtype=torch.int32))
-        given = hidden, E, config.softcap, cool, scale, key, reference, True, make.dtype
-        turned = file.transpose_codes(E) if across else None
+        given = hidden, E, config.softcap, cool, scale, key
+        named = {"reference": reference, "dtype": make.dtype, "across": file.transpose_codes(E) if across else None}
+        named |= {} if reference else {"chunk": CHUNK}
+
+        def call(f: Kernel) -> Outputs:
+            target = Target.of(make, T, config.hidden_size)
+            step = f(*given, **named, out=target.rows)
+            return step.draft, step.entropy, step.sampled, *target.outcome()
 
         def wrong(ours: Outputs, twin: Outputs) -> str | None:
+            *step, untouched = ours
+            if not untouched:
+                return "rows beside its own are written"
             raw = file.logits_twin(hidden, E, make.dtype if reference else torch.float32)
             z = file.scaled_twin(raw, config.softcap, cool)
             positions = torch.arange(T, device=make.device)
             race = z - PhiloxNoise(SEED, T, form.shape[0], make.device, ATTEMPT).variates(CANVAS, STEP, positions).log()
-            return _other_step(ours, twin, z, race, mode)
+            return _other_step(step, twin[:-1], z, race, mode)
 
-        return Trial(lambda f: tensors_of(f(*given, turned, None if reference else CHUNK)), wrong)
+        return Trial(call, wrong)
 
     return Case("vocabulary_step", f"{T} rows, {form}, {mode}", prepare)
 
 
-def _other_step(ours: Outputs, twin: Outputs, z: Tensor, race: Tensor, mode: str) -> str | None:
+def _other_step(ours: Sequence[Tensor], twin: Outputs, z: Tensor, race: Tensor, mode: str) -> str | None:
     """z, and z less the logarithm of its variates: the draft has the largest of the one, the sample of the other.
 
     Ids may differ where the raw logits, of sums in another order, were rounded apart: then they nearly tie.
@@ -110,26 +143,25 @@ def _other_step(ours: Outputs, twin: Outputs, z: Tensor, race: Tensor, mode: str
     return apart((soft,), (twin[3],), [SOFT["across" if "across" in mode else mode]])
 
 
-def _update(config: ModelConfig) -> Case:
-    L, V = config.canvas_length, config.vocab_size
+def _update(config: ModelConfig, what: str) -> Case:
+    L, V, (steps, stability, turns) = config.canvas_length, config.vocab_size, UPDATES[what]
 
     def prepare(make: Operands) -> Trial:
-        draft, sampled = make.integers(L, below=V, seed=1), make.integers(L, below=V, seed=2)
+        drafts, sampled = make.integers(2, L, below=V, seed=1), make.integers(L, below=V, seed=2)
         entropy, first = make.uniform(L, low=0.0, high=0.2, seed=3), make.integers(L, below=V)
-        temperatures = torch.linspace(0.8, 0.4, 16).to(make.device)
+        temperatures = torch.linspace(0.8, 0.4, steps).to(make.device)
 
         def call(f: Kernel) -> Outputs:
-            state = ops.State.new(L, 1, temperatures)
+            state = ops.State.new(L, stability, temperatures)
             state.history.fill_(-1)
             state.begin(first, ops.key_numbers(SEED, ATTEMPT, CANVAS).to(make.device))
             after: list[Tensor] = []
-            # a few accepted; then the same draft, and sure of it: done; then one launched ahead, which changes nothing
-            for ids, calm in ((draft, 1.0), (draft, 0.01), (sampled, 1.0)):
-                f(state, ids, sampled, entropy * calm, V, 0.9, 0.005)
+            for which, calm in turns:
+                f(state, drafts[which], sampled, entropy * calm, V, BOUND, CONFIDENCE)
                 seen = state.canvas, state.accepted, state.draft, state.entropy, state.flags, state.history
                 after += [t.clone() for t in (*seen, state.temperature, state.key.step, state.key.numbers)]
             return tuple(after)
 
         return Trial(call, by(SAME))
 
-    return Case("update", f"{L} of {V}", prepare)
+    return Case("update", f"{L} of {V}, {what}, stability {stability}", prepare)

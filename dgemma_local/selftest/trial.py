@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dgemma_local import ops
@@ -12,6 +13,7 @@ from dgemma_local.selftest.compare import Bar, Outputs, apart
 from dgemma_local.selftest.operands import Operands
 
 Kernel = Callable[..., Any]
+ELSEWHERE = 77.0  # what lies where a pass has no business
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Trial:
 
     call: Callable[[Kernel], Outputs]
     wrong: Callable[[Outputs, Outputs], str | None]
+    truth: Callable[[Kernel], Outputs] | None = None  # how the twin is called, where not like the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,26 @@ class Case:
     kernel: str  # in ops.KERNELS
     what: str  # what it is tried on; no two of a kernel are alike
     prepare: Callable[[Operands], Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Rows of a larger tensor that a kernel is to write, as a captured pass has them: `out=` of the model's calls."""
+
+    whole: Tensor  # [3·T, width]; the middle is the kernel's
+
+    @classmethod
+    def of(cls, make: Operands, T: int, width: int) -> "Target":
+        return cls(torch.full((3 * T, width), ELSEWHERE, dtype=make.dtype, device=make.device))
+
+    @property
+    def rows(self) -> Tensor:
+        return self.whole.chunk(3)[1]
+
+    def outcome(self) -> Outputs:
+        """The rows, and whether what lies around them is as it was."""
+        before, own, behind = self.whole.chunk(3)
+        return own, (torch.cat([before, behind]) == ELSEWHERE).all()
 
 
 def by(*bars: Bar) -> Callable[[Outputs, Outputs], str | None]:

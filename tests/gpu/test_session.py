@@ -145,6 +145,27 @@ def test_a_replay_leaves_committed_keys_and_values_alone(layout: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(committed(made), held, strict=True))
 
 
+def test_a_capture_that_fails_leaves_a_card_that_works() -> None:
+    """A wait within a pass: no graph holds it. Launched one by one the answer is the same, and memory can be given back."""
+    if real.REHEARSAL:
+        return  # nothing is captured there
+    layout, prompt = LAYOUTS[0], prompt_of(LAYOUTS[0], 300, 1)
+    want = answer(Conversation(fixed(layout)), prompt, 3)
+    step = Captured.step
+
+    def waiting(self: Captured) -> None:
+        step(self)
+        if torch.cuda.is_current_stream_capturing():
+            self._soft.sum().item()
+
+    with mock.patch.object(Captured, "step", waiting):
+        made = fixed(layout)
+    assert made.mode.startswith("eager launches: capture failed: ") and made.notice is not None
+    torch.cuda.empty_cache()
+    assert answer(Conversation(made), prompt, 3) == want
+    assert answer(Conversation(fixed(layout)), prompt, 3) == want
+
+
 def committed(made: Captured) -> list[Tensor]:
     found = []
     for i, layer in enumerate(made.network.config.layers):

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from ways import DEFAULTS, KINDS, QUIET
 
-from dgemma_local import captured, ops, rope, sampler
+from dgemma_local import cache, captured, fit, ops, rope, sampler
 from dgemma_local.cache import Room
 from dgemma_local.captured import Captured, may_stop
 from dgemma_local.checkpoint import open_checkpoint
@@ -32,6 +32,7 @@ from dgemma_local.events import Event, Finished, Prefilled, StepDone
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise, TorchNoise
+from dgemma_local.quant import quantise_nvfp4
 
 
 @pytest.fixture(autouse=True)
@@ -119,14 +120,14 @@ def test_a_commit_and_a_first_step_share_a_pass(
     prompt, canvas = prompt_of(network, 4 + 7 * seed, seed), torch.tensor(prompt_of(network, L, seed + 50))
     joining = torch.tensor(prompt_of(network, (L, 1, L - 1 or 1, L, 2 * L)[seed], seed + 99))
     apart, together = network.new_cache(), network.new_cache()
-    for cache in (apart, together):
-        network.encode(torch.tensor(prompt), cache)
+    for memory in (apart, together):
+        network.encode(torch.tensor(prompt), memory)
     network.encode(joining, apart)
     want = network.hidden(network.canvas_rows(canvas, None), apart, causal=False)
     torch.testing.assert_close(network.first_rows(joining, canvas, together), want, atol=5e-5, rtol=0)
     assert together.length == apart.length
     soft = network.soften(network.head(want))
-    second = [network.denoise(canvas, cache, soft) for cache in (apart, together)]
+    second = [network.denoise(canvas, memory, soft) for memory in (apart, together)]
     torch.testing.assert_close(second[1], second[0], atol=5e-5, rtol=0)
 
 
@@ -135,7 +136,7 @@ def test_a_step_s_state_outlives_the_steps_behind_it(tmp_path: Path) -> None:
     network = open_model(write_calm(tmp_path, 1))
     fixed = Captured(network, room_of(network))
     config = replace(DEFAULTS, steps=3 * captured.RING, confidence=0.0)
-    noise = PhiloxNoise(1, network.canvas_length, network.config.vocab_size, network.device)
+    noise = PhiloxNoise(1, network.canvas_length, network.config.vocab_size, network.device, attempt=2)
     states = list(fixed.denoising(prompt_of(network, 5), 0, fixed.new_cache(), config, noise))
     assert len(states) == 3 * captured.RING
     network_states = list(network.denoising(prompt_of(network, 5), 0, network.new_cache(), config, noise))
@@ -143,7 +144,9 @@ def test_a_step_s_state_outlives_the_steps_behind_it(tmp_path: Path) -> None:
         assert (ours.step, ours.number, ours.done, ours.temperature) == (
             theirs.step, theirs.number, theirs.done, theirs.temperature,
         )  # fmt: skip
-        assert torch.equal(ours.next, theirs.next) and torch.equal(ours.fed, theirs.fed)  # type: ignore[arg-type]
+        for what in ("next", "fed", "draft", "accepted"):
+            assert torch.equal(getattr(ours, what), getattr(theirs, what)), what
+        torch.testing.assert_close(ours.entropy, theirs.entropy, atol=1e-3, rtol=0)
 
 
 def test_another_stream_of_noise_takes_the_network_s_own_steps(tmp_path: Path) -> None:
@@ -269,10 +272,10 @@ def test_prompts_of_all_lengths(tokens: int, tmp_path: Path) -> None:
     assert isinstance(ours[0], Prefilled) and ours[0].joining == min(6, tokens)
 
 
-@pytest.mark.parametrize("context", [13, 18, 25])
+@pytest.mark.parametrize("context", [9, 13, 18, 25])
 def test_to_the_last_token_of_the_context(context: int, tmp_path: Path) -> None:
     network = open_model(write_calm(tmp_path, 6, pattern="fsf", window=8, canvas=6))
-    prompt, config = prompt_of(network, 7), replace(DEFAULTS, steps=3)
+    prompt, config = prompt_of(network, 7 if context > 12 else 3), replace(DEFAULTS, steps=3)
     room = room_of(network, context)
     ours = events_of(Conversation(Captured(network, room)), prompt, 1, config, 90)
     same(ours, events_of(Conversation(network, room), prompt, 1, config, 90))
@@ -427,6 +430,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
     why = captured._why_eager  # twins, which these tests run, are no reason here
     monkeypatch.setattr(captured, "_why_eager", lambda: why() if "eager" in ops.wishes() else None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None))
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
@@ -451,6 +455,66 @@ def test_three_graphs_serve_a_session(tmp_path: Path, card: list[Graph]) -> None
     assert len(card) == 5  # the prompt's chunk knows nothing of the settings
 
 
+def test_capturing_leaves_committed_tokens_and_a_canvas_alone(tmp_path: Path, card: list[Graph]) -> None:
+    """Other settings in the middle of a conversation: not a byte of the cache, nor of the state, is written."""
+    network = open_model(write_calm(tmp_path, 2, pattern="fsf", window=8, canvas=6))
+    fixed = Captured(network, room_of(network))
+    events_of(Conversation(fixed), prompt_of(network, 17), 1, replace(DEFAULTS, steps=3), 18)
+    slabs = [slab for i in range(len(network.layers)) for slab in fixed.cache.slab(i)]
+    before = [slab.clone() for slab in slabs]
+    fixed.prepare(replace(DEFAULTS, steps=4))
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(slabs, before, strict=True))
+    state = fixed._state
+    assert not state.draft.any() and not state.history.any() and not state.canvas.any() and state.flags.all()
+
+
+@pytest.mark.parametrize("again", [5, 2])  # the new settings, or those that were captured before
+@pytest.mark.parametrize("at", ["state", "body", "capture"])
+def test_what_is_stopped_while_it_is_prepared_begins_anew(
+    at: str, again: int, tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while other settings are compiled or captured: the next turn has its graphs, none of the ones before."""
+    network = open_model(write_calm(tmp_path, 2))
+    fixed, prompt = Captured(network, room_of(network)), prompt_of(network, 30)
+    talk, config = Conversation(fixed), replace(DEFAULTS, steps=5)
+    events_of(talk, prompt, 4, replace(DEFAULTS, steps=2), 24)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if at == "state":
+            patch.setattr(ops.State, "new", stop)
+        elif at == "body":
+            patch.setattr(fixed._step, "body", stop)
+        else:
+            patch.setattr(Captured, "_graph_of", stop)
+        events = events_of(talk, prompt, 4, config, 24)
+        assert isinstance(events[-1], Finished) and events[-1].reason == "interrupted" and fixed.mode != "graphs"
+    config = replace(config, steps=again)
+    same(events_of(talk, prompt, 4, config, 24), events_of(Conversation(network), prompt, 4, config, 24))
+    assert fixed.mode == "graphs"
+
+
+def test_all_graphs_share_one_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = open_model(write_calm(tmp_path, 2))
+    fixed, pools = Captured(network, room_of(network)), []
+    fixed._pool = "the session's"
+
+    @contextmanager
+    def capturing(graph: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        pools.append(pool)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    for _ in range(3):
+        fixed._graph_of(lambda: None)
+    assert pools == ["the session's"] * 3
+
+
 def test_graph_or_eager_the_same_bytes(tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     network = open_model(write_calm(tmp_path, 2))
     prompt, config = prompt_of(network, 9), replace(DEFAULTS, steps=5)
@@ -464,9 +528,10 @@ def test_graph_or_eager_the_same_bytes(tmp_path: Path, card: list[Graph], monkey
 def test_a_capture_that_fails_leaves_eager_launches_and_says_so(
     tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(fixed: Captured, body: Callable[[], None]) -> None:
+    def fails(fixed: Captured, body: Callable[[], None]) -> Graph:
         if body == fixed.first:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+        return Graph(body)
 
     monkeypatch.setattr(Captured, "_graph_of", fails)
     network = open_model(write_calm(tmp_path, 2))
@@ -479,6 +544,7 @@ def test_a_capture_that_fails_leaves_eager_launches_and_says_so(
     failed = "capture failed: CUDA error: operation not permitted when stream is capturing"
     assert fixed.mode == f"eager launches: {failed}"
     assert fixed.notice is not None and failed in fixed.notice
+    assert not any(phase.graph for phase in (fixed._chunk, fixed._first, fixed._step))  # all or none
 
 
 def test_twins_are_launched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,9 +575,15 @@ def test_a_capture_that_fails_gives_the_stream_back(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch.cuda, "graph", capturing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    calls: list[tuple[str, Any]] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda device, pool, name=name: calls.append((name, pool)), raising=False)
+    fixed._pool = "pool"
     with pytest.raises(RuntimeError, match="invalid capture"):
         fixed._graph_of(lambda: None)
     assert streams[-1] == "the session's"
+    assert calls == [("_cuda_endAllocateToPool", "pool"), ("_cuda_releasePool", "pool")]
 
 
 # ── nothing in a step's way ───────────────────────────────────────────────────────────────────────────────────────
@@ -648,3 +720,156 @@ def test_a_prompt_past_the_plan_is_refused_in_the_same_words(tmp_path: Path) -> 
             events_of(talk, prompt_of(network, 39), 1, DEFAULTS, 12)
         said.append((error.value.what, error.value.fix))
     assert said[0] == said[1] and "--context" in said[0][1]
+
+
+# ── a device that is behind ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Late:
+    """A stream whose work is done when somebody waits for it, and not before: what a host must not count on."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], object]] = []
+        self.done = 0
+
+    def launch(self, work: Callable[[], object]) -> None:
+        self.queue.append(work)
+
+    def finish(self, upto: int | None = None) -> None:
+        end = len(self.queue) if upto is None else upto
+        while self.done < end:
+            self.done += 1
+            with torch.inference_mode():
+                self.queue[self.done - 1]()
+
+
+class LateEvent:
+    def __init__(self, stream: Late) -> None:
+        self.stream, self.at = stream, 0
+
+    def record(self) -> None:
+        self.at = len(self.stream.queue)
+
+    def synchronize(self) -> None:
+        self.stream.finish(self.at)
+
+
+def test_nothing_is_read_or_written_before_its_turn(
+    tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches and copies that do nothing until their event is waited for: the same answers, turn after turn."""
+    network = open_model(write_calm(tmp_path, 2, confidence=3.0, pattern="ssf", window=7, canvas=4))
+    want_of = Conversation(network)
+    stream, copy, shift = Late(), Tensor.copy_, cache._Slab._shift
+    monkeypatch.setattr(torch.cuda, "Event", lambda: LateEvent(stream))
+    fixed = Captured(network, replace(room_of(network), slack=100))  # with room to read many chunks without a shift
+
+    def copying(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if non_blocking:
+            stream.launch(lambda: copy(into, source))
+            return into
+        return copy(into, source)
+
+    def shifting(slab: Any, length: int, rows: int) -> None:
+        stream.finish()  # the device does this itself, in its turn
+        shift(slab, length, rows)
+
+    monkeypatch.setattr(Tensor, "copy_", copying)
+    monkeypatch.setattr(cache._Slab, "_shift", shifting)
+    monkeypatch.setattr(captured.Phase, "run", lambda phase: stream.launch(phase.body))
+    talk, config = Conversation(fixed), replace(DEFAULTS, steps=7, entropy_bound=30.0, confidence=0.3)
+    fixed.prepare(config)  # what it does itself is not late here
+    for turn, tokens in enumerate((30, 9, 41, 3)):
+        prompt = prompt_of(network, tokens, turn)
+        ours = events_of(talk, prompt, turn, config, 14)
+        same(ours[1:], events_of(want_of, prompt, turn, config, 14)[1:])
+    assert stream.done > 40
+    noise = PhiloxNoise(1, network.canvas_length, network.config.vocab_size, network.device)
+    stream.finish()
+    for written in range(1, 4):  # canvases that are begun and never read: no buffer is written over that is on its way
+        fixed._begin([5], 0, noise)
+        behind = len(stream.queue) - 4 * (written - 1)  # inbox, canvas, pass, report of each
+        assert written == 1 or stream.done >= behind - 2
+
+
+# ── and what else was found wrong once ────────────────────────────────────────────────────────────────────────────
+
+
+def test_two_conversations_over_one_memory_do_not_mix(tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 2, window=64))
+    fixed, config = Captured(network, replace(room_of(network), slack=48)), replace(DEFAULTS, steps=3)
+    first, second = Conversation(fixed), Conversation(fixed)
+    prompt = prompt_of(network, 9, 1)
+    events_of(first, prompt, 1, config, 12)
+    events_of(second, prompt_of(network, 30, 2), 1, config, 12)
+    longer = [*prompt, 12, 13]
+    same(events_of(first, longer, 3, config, 12), events_of(Conversation(network), longer, 3, config, 12))
+
+
+def test_a_start_that_was_stopped_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = open_model(write_calm(tmp_path, 2))
+    talk, prompt, config = Conversation(network), prompt_of(network, 9), replace(DEFAULTS, steps=3)
+    with monkeypatch.context() as patch:
+
+        def stop(_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(DiffusionGemma, "new_cache", stop)
+        with pytest.raises(KeyboardInterrupt):
+            talk._start_over()
+    same(events_of(talk, prompt, 1, config, 12), events_of(Conversation(network), prompt, 1, config, 12))
+
+
+def test_planned_memory_is_planned_once(tmp_path: Path) -> None:
+    """Graphs know where it lies."""
+    network = open_model(write_calm(tmp_path, 2))
+    fixed = Captured(network, room_of(network))
+    with pytest.raises(ValueError, match="planned for 128 slots cannot be planned for 256"):
+        Conversation(fixed, room_of(network, 256))
+    with pytest.raises(ValueError, match="passes of 12 rows are planned for, and two canvases have 24"):
+        Captured(network, Room(context=128, rows=12, slack=0))
+
+
+def test_attention_is_told_how_far_a_pass_may_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the plan, up to REACH: the number of splits follows from it, and is captured."""
+    told: list[int | None] = []
+    monkeypatch.setattr(captured, "REACH", 1100)
+    whole = ops.KERNELS["attention"].attention
+    monkeypatch.setattr(
+        ops.KERNELS["attention"], "attention", lambda *a, **k: (told.append(k["most"]), whole(*a, **k))[1]
+    )
+    monkeypatch.delenv("DGEMMA_OPS")
+    with recording(ADA):
+        steps.run("redhat-nvfp4")
+    assert set(told) == {1100}
+
+
+def test_a_canvas_of_a_length_of_its_own_is_planned_for(tmp_path: Path) -> None:
+    """Longer than half a chunk of the 26B model's: two of them are one pass."""
+    network = open_model(write_calm(tmp_path, 2, canvas=300, hidden=16))
+    room = fit._room(network.config, 2000, 300)
+    assert room.rows == 600 and isinstance(captured.best(network, room), Captured)
+
+
+def test_an_embedding_in_four_bits_is_no_kernel_s(tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 2))
+    network.embed_tokens = quantise_nvfp4(torch.randn(64, 32))
+    assert captured.best(network, room_of(network)) is network
+
+
+def test_the_network_encodes_in_chunks_that_are_planned_for(tmp_path: Path) -> None:
+    network = open_model(write_calm(tmp_path, 2, window=5, canvas=5))
+    prompt, config = prompt_of(network, 26), replace(DEFAULTS, steps=2)
+    planned = Conversation(network, Room(context=128, rows=10, slack=0))
+    same(events_of(planned, prompt, 1, config, 10), events_of(Conversation(network), prompt, 1, config, 10))
+
+
+def test_a_step_that_nobody_reads_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never waiting: each canvas that stops early has one behind it."""
+    sure, _, settings = KINDS["early stop"]
+    monkeypatch.setattr(captured, "NEAR", 0.0)
+    network = open_model(write_calm(tmp_path, 0, confidence=sure))
+    fixed, config = Captured(network, room_of(network)), replace(DEFAULTS, **settings)
+    events = events_of(Conversation(fixed), prompt_of(network, 5), 0, config, 1)
+    taken = sum(isinstance(event, StepDone) for event in events)
+    assert taken < config.steps and fixed.wasted == 1

@@ -151,6 +151,7 @@ def test_wishes_reach_the_session(session: FakeSession) -> None:
             "fp8_embedding": True,
             "fp8_mlp": True,
             "checksum": False,
+            "steps": None,
         },
     )
 

@@ -369,6 +369,12 @@ class Broken(FakeModel):
             logits[2, 5] = self.value
         return logits
 
+    def first_bad_layer(self, canvas: torch.Tensor, cache: FakeCache, previous: torch.Tensor | None) -> str:
+        """Of the step that went wrong: what it read, and what it was conditioned on."""
+        read, signal = self.fed[-1]
+        assert canvas.tolist() == read and previous is signal
+        return super().first_bad_layer(canvas, cache, previous)
+
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize(("at", "where"), [(0, "canvas 0, step 0"), (3, "canvas 1, step 1")])

@@ -135,7 +135,7 @@ def test_the_second_time_nothing_moves(server: Hub) -> None:
     first = hub.fetch(ENTRY)
     server.settled().clear()
     assert hub.fetch(ENTRY) == first
-    assert [request.path for request in server.log] == [f"/api/models/{NAME}/revision/{COMMIT}"]
+    assert [request.path for request in server.settled()] == [f"/api/models/{NAME}/revision/{COMMIT}"]
 
 
 def test_other_tools_find_it(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ class Says:
     def denoise(self, canvas: Tensor, cache: "Says", previous: Tensor | None) -> Tensor:
         return 30.0 * torch.nn.functional.one_hot(torch.tensor(self.tokens), 128).float()
 
-    length = 0
+    length = epoch = 0
 
     def can_crop(self, length: int) -> bool:
         return False

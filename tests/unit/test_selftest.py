@@ -1,6 +1,8 @@
 """The self-test without kernels: twins stand in their place, and are broken one by one; and what is kept of a verdict."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,8 @@ import torch
 from tiny import tiny_config
 from torch import Tensor
 
-from dgemma_local import errors, ops, selftest
+from dgemma_local import captured, errors, ops, selftest
+from dgemma_local.cache import Room
 from dgemma_local.config import ModelConfig, load_model_config
 from dgemma_local.model import DiffusionGemma, parameter_shapes
 from dgemma_local.quant import Fp8, Nvfp4, Weight, quantise_fp8, quantise_nvfp4
@@ -21,6 +24,9 @@ from dgemma_local.selftest.compare import NEAR, SAME, Bar, apart
 from dgemma_local.selftest.operands import Form, Operands
 
 BF16 = torch.bfloat16
+L, CHUNK = 12, 56  # rows of a canvas, and of a prompt's chunk
+REACH = cases.REACH
+MOST = 96  # keys that splits are chosen for
 MAKE = Operands(torch.device("cpu"), BF16)
 
 
@@ -29,11 +35,13 @@ def own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel runs here: each is its twin, in the formats of a card; and the cache is the test's own."""
     monkeypatch.setenv("DGEMMA_OPS", "twins")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(cases, "PREFILL_CHUNK", 12)
+    monkeypatch.setattr(cases, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(cases, "REACH", MOST)
     monkeypatch.setattr(ops, "_replaced", frozenset())
     for name, file in ops.KERNELS.items():
         monkeypatch.setattr(file, name, getattr(file, f"{name}_twin"))
     monkeypatch.setattr(ops.KERNELS["route"], "route", route)
+    monkeypatch.setattr(ops.KERNELS["attention"], "attention", attention)
 
 
 def route(*given: Any) -> ops.Routing:
@@ -41,6 +49,12 @@ def route(*given: Any) -> ops.Routing:
     router = ops.KERNELS["route"]
     made: ops.Routing = router.route_twin(*given, block=router.ITEM)
     return replace(made, chosen=made.chosen.int(), order=made.order.int())
+
+
+def attention(*given: Any, most: int, out: Tensor | None = None) -> Tensor:
+    """As the kernel is called: its twin chooses no splits."""
+    made: Tensor = ops.KERNELS["attention"].attention_twin(*given, out=out)
+    return made
 
 
 PACKED = {"fp8": ("self_attn.", "mlp.", "experts.", "embed_tokens"), "nvfp4": ("mlp.", "experts."), "plain": ()}
@@ -63,7 +77,7 @@ def network_of(config: ModelConfig, scheme: str) -> DiffusionGemma:
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DiffusionGemma]:
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "config.json").write_text(json.dumps(tiny_config(pattern="sf", canvas=12, intermediate=32)))
+    (folder / "config.json").write_text(json.dumps(tiny_config(pattern="sf", canvas=L, intermediate=32)))
     return {scheme: network_of(load_model_config(folder), scheme) for scheme in PACKED}
 
 
@@ -92,7 +106,7 @@ def two_swapped(t: Tensor) -> None:
 
 
 def one_wild(t: Tensor) -> None:
-    first = t.view(-1)[:1]
+    first = t[(0,) * (t.dim() - 1)][:1]
     if t.dtype == torch.bool:
         first.logical_not_()
     elif t.dtype.is_floating_point:
@@ -122,12 +136,16 @@ WRITTEN: dict[str, Callable[[tuple[Any, ...], Any], list[Tensor]]] = {
 }
 
 
+def written(name: str, given: tuple[Any, ...], made: Any) -> list[Tensor]:
+    return WRITTEN[name](given, made) if name in WRITTEN else list(compare.tensors_of(made))
+
+
 def break_kernel(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Break, which: int) -> None:
     right = getattr(ops.KERNELS[name], name)
 
     def broken(*given: Any, **named: Any) -> Any:
         made = right(*given, **named)
-        wrong(WRITTEN.get(name, lambda _, made: list(compare.tensors_of(made)))(given, made)[which])
+        wrong(written(name, given, made)[which])
         return made
 
     monkeypatch.setattr(ops.KERNELS[name], name, broken)
@@ -208,6 +226,7 @@ OVERLOOKED: list[tuple[str, str, int, Callable[[Any], Any]]] = [
     ("plain", "heads", 9, lambda span: span + torch.tensor([0, 1, 0, 0], dtype=torch.int32)),
     ("plain", "attention", 3, lambda span: span * torch.tensor([1, 1, 1, 0], dtype=torch.int32)),
     ("plain", "attention", 3, lambda span: span + torch.tensor([1, 0, 0, 0], dtype=torch.int32)),
+    ("plain", "attention", 3, lambda span: span + torch.tensor([0, 0, 1, 0], dtype=torch.int32)),
     ("plain", "attention", 4, lambda window: window and window + 1),
     ("plain", "attention", 4, lambda window: window and window - 1),
     ("plain", "route", 1, ones),
@@ -245,6 +264,202 @@ def test_an_operand_overlooked_fails(
     monkeypatch.setattr(ops.KERNELS[name], name, broken)
     found = outcome(networks[scheme], name)
     assert not found.ok and "Error" not in found.what
+
+
+# Where a kernel is wrong, and nowhere else: of its arguments
+When = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+
+
+def rows_are(count: int) -> When:
+    return lambda given, named: len(given[0]) == count
+
+
+def is_named(what: str) -> When:
+    return lambda given, named: named.get(what) is not None
+
+
+WRONG_WHERE: list[tuple[str, When]] = [
+    ("attention", is_named("most")),
+    *((name, is_named("out")) for name in ("attention", "embed", "vocabulary_step")),
+    ("embed", lambda given, named: "out" in named and given[5]),
+    ("embed", lambda given, named: "out" in named and not given[5]),
+    ("embed", lambda given, named: "out" not in named and given[3] is not None),
+    ("embed", lambda given, named: "out" not in named and given[3] is None),
+    *(
+        (name, rows_are(T))
+        for name in ("rms_norm", "sandwich", "combine", "heads", "experts", "route", "bf16_linear", "bf16_gated")
+        for T in (L, 2 * L, CHUNK)
+    ),
+    *((name, rows_are(T)) for name in ("attention", "embed") for T in (L, CHUNK)),
+    *(("combine", lambda given, named, n=n: len(given[0]) == 2 * L and given[6].numel() == n) for n in (1, 2 * L)),
+    ("combine", lambda given, named: len(given[0]) == CHUNK and given[6].numel() == 1),
+    ("experts", lambda given, named: len(given[0]) > 48),
+    ("heads", lambda given, named: int(given[9][2]) < len(given[0])),
+    ("attention", lambda given, named: int(given[3][2]) < len(given[0]) == CHUNK),
+    ("attention", lambda given, named: not given[3][3] and int(given[3][2]) < len(given[0])),
+    *(("quantise_rows", lambda given, named, T=T: given[0].shape == (2 * T, 16)) for T in (L, 2 * L, CHUNK)),  # by pair
+    *(("update", lambda given, named, k=k: len(given[0].history) == k) for k in (1, 2)),
+    ("update", lambda given, named: bool(given[0].flags[0])),
+    ("update", lambda given, named: bool(given[0].flags[1]) and not given[0].flags[0]),
+]
+
+
+@pytest.mark.parametrize(("name", "when"), WRONG_WHERE)
+def test_wrong_on_some_of_the_models_calls_alone_fails(
+    networks: dict[str, DiffusionGemma], name: str, when: When, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, wrong = getattr(ops.KERNELS[name], name), []
+
+    def broken(*given: Any, **named: Any) -> Any:
+        made = right(*given, **named)
+        if when(given, named):
+            one_wild(
+                WRITTEN.get(name, lambda _, made: list(compare.tensors_of(made)))(given, made)[
+                    0 if name == "heads" else -1
+                ]
+            )
+            wrong.append(given)
+        return made
+
+    monkeypatch.setattr(ops.KERNELS[name], name, broken)
+    network = networks["fp8" if name == "quantise_rows" else "plain"]
+    found = outcome(network, name)
+    assert wrong and not found.ok
+    assert found.what.partition("; ")[2] in {case.what for case in cases.cases_of(network) if case.kernel == name}
+
+
+def whole_span(span: Tensor, rows: int) -> Tensor:
+    """As if no row were padding."""
+    return torch.cat([span[:2], torch.tensor([rows], dtype=torch.int32), span[3:]])
+
+
+@pytest.mark.parametrize(("name", "place"), [("heads", 9), ("attention", 3)])
+def test_padding_that_counts_as_rows_fails(
+    networks: dict[str, DiffusionGemma], name: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(ops.KERNELS[name], name)
+
+    def broken(*given: Any, **named: Any) -> Any:
+        changed = [whole_span(x, len(given[0])) if i == place else x for i, x in enumerate(given)]
+        return right(*changed, **named)
+
+    monkeypatch.setattr(ops.KERNELS[name], name, broken)
+    found = outcome(networks["plain"], name)
+    assert not found.ok and ("numbers differ" in found.what or "NaN" in found.what)
+
+
+@pytest.mark.parametrize("name", ["attention", "embed", "vocabulary_step"])
+@pytest.mark.parametrize("fault", ["elsewhere", "before", "behind"])
+def test_out_means_those_rows_and_no_others(
+    networks: dict[str, DiffusionGemma], name: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(ops.KERNELS[name], name)
+
+    def broken(*given: Any, out: Tensor | None = None, **named: Any) -> Any:
+        if out is None or fault == "elsewhere":
+            return right(*given, **named)
+        made, around = right(*given, **named, out=out), out.as_strided((3 * out.numel(),), (1,), 0)
+        around[0 if fault == "before" else -1] = 0.0
+        return made
+
+    monkeypatch.setattr(ops.KERNELS[name], name, broken)
+    found = outcome(networks["plain"], name)
+    assert not found.ok and "Error" not in found.what
+    if fault != "elsewhere":
+        assert found.what.startswith(("1 of 1 numbers differ", "rows beside its own are written"))
+
+
+def forgets(update: Callable[..., None], state: Any, *given: Any) -> None:
+    update(state, *given)
+    state.history[1:] = -1
+
+
+def compares_one(update: Callable[..., None], state: Any, draft: Tensor, *given: Any) -> None:
+    """The draft with the history's first row alone, and keeps all."""
+    before, row, over = state.history.clone(), int(state.key.step) % len(state.history), bool(state.flags[1])
+    state.history[1:] = draft
+    update(state, draft, *given)
+    state.history.copy_(before)
+    if not over:
+        state.history[row] = draft
+
+
+def converges_early(update: Callable[..., None], state: Any, *given: Any) -> None:
+    """Two drafts alike are enough."""
+    update(replace(state, history=state.history[:1]), *given)
+
+
+def never_runs_out(update: Callable[..., None], state: Any, *given: Any) -> None:
+    update(replace(state, temperatures=torch.cat([state.temperatures, state.temperatures[-1:]])), *given)
+
+
+def goes_on(update: Callable[..., None], state: Any, *given: Any) -> None:
+    """Behind its end."""
+    state.flags.zero_()
+    update(state, *given)
+
+
+@pytest.mark.parametrize("fault", [forgets, compares_one, converges_early, never_runs_out, goes_on])
+def test_an_update_that_ends_wrongly_fails(
+    networks: dict[str, DiffusionGemma], fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ops.KERNELS["update"]
+    monkeypatch.setattr(file, "update", lambda *given: fault(file.update_twin, *given))
+    found = outcome(networks["plain"], "update")
+    assert not found.ok and "numbers differ" in found.what
+
+
+@pytest.mark.parametrize("what", ends.UPDATES)
+def test_updates_end_as_they_are_called(what: str) -> None:
+    """The cases are what their names say: at the last turn but one, and not before."""
+    steps, stability, turns = ends.UPDATES[what]
+    state = ops.State.new(L, stability, torch.linspace(0.8, 0.4, steps))
+    state.history.fill_(-1)
+    drafts, entropy = MAKE.integers(2, L, below=64), MAKE.uniform(L, low=0.0, high=0.2)
+    seen = []
+    for which, calm in turns:
+        ops.KERNELS["update"].update_twin(
+            state, drafts[which], drafts[0], entropy * calm, 64, ends.BOUND, ends.CONFIDENCE
+        )
+        seen.append(tuple(state.flags.tolist()))
+    end = (int("converges" in what), 1)
+    assert seen == [(0, 0)] * (len(turns) - 2) + [end, end]
+
+
+@pytest.mark.parametrize(("context", "asked"), [(2 * REACH, 2 * REACH), (2 * REACH, None), (REACH, REACH), (100, 100)])
+def test_splits_are_chosen_as_a_captured_pass_chooses_them(
+    networks: dict[str, DiffusionGemma], context: int, asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, calls = networks["plain"], []
+
+    def noted(q: Tensor, keys: Tensor, *given: Any, **named: Any) -> Tensor:
+        calls.append((len(q), keys.shape[1], named["most"]))
+        return attention(q, keys, *given, **named)
+
+    monkeypatch.setattr(cases, "REACH", REACH)
+    monkeypatch.setattr(ops.KERNELS["attention"], "attention", noted)
+    monkeypatch.setattr(selftest, "needed", lambda network: True)
+    assert selftest.failing(network, context=asked) == []
+    runner = captured.Captured(network, Room(context=context, rows=CHUNK, slack=0))
+    (reach,) = {sight.reach for sight in runner._canvas().sights.values()}
+    assert {most for _, _, most in calls} == {reach}
+    assert all(slots >= reach for _, slots, _ in calls)  # fewer would bound the splits
+    assert {rows for rows, _, _ in calls} == {L, CHUNK}
+
+
+def test_another_planned_context_runs_again_where_it_may_choose_other_splits(
+    network: DiffusionGemma, runs: list[DiffusionGemma]
+) -> None:
+    for context, fresh in ((None, 1), (MOST, 1), (2 * MOST, 1), (MOST - 1, 2), (MOST - 1, 2), (40, 3), (None, 3)):
+        assert len(selftest.apply(network, context=context)) == 1 and len(runs) == fresh
+
+
+def test_no_more_keys_than_the_model_has_positions_for(
+    networks: dict[str, DiffusionGemma], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks["plain"], "config", replace(networks["plain"].config, max_positions=40))
+    told = {case.what.rpartition(", ")[2] for case in cases.cases_of(networks["plain"]) if case.kernel == "attention"}
+    assert told == {"most 40"}
 
 
 @pytest.mark.parametrize("slot", [0, -1])
@@ -293,14 +508,20 @@ def test_every_kernel_of_every_format_is_tried(networks: dict[str, DiffusionGemm
 def test_rows_are_those_of_the_passes(networks: dict[str, DiffusionGemma], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "PREFILL_CHUNK", 512)
     assert cases.passes(networks["plain"].config) == [12, 24, 512]
+    monkeypatch.setattr(cases, "PREFILL_CHUNK", 16)
+    assert cases.passes(networks["plain"].config) == [12, 24]  # a plan has room for two canvases
 
 
 def test_attention_is_tried_on_what_each_pass_sees(networks: dict[str, DiffusionGemma]) -> None:
     told = [
         case.what.partition("heads of ")[2] for case in cases.cases_of(networks["plain"]) if case.kernel == "attention"
     ]
-    seen = ["12 canvas rows behind 16", "12 prompt rows behind 16", "12 prompt rows behind 0"]
-    assert told == [f"{d}, {rows}, window {w}" for d, w in ((8, 8), (16, None)) for rows in seen]
+    seen = [
+        *(f"12 canvas rows, {live} of them behind 16" for live in (12, 8)),
+        *(f"12 prompt rows, {live} of them behind 16" for live in (12, 8)),
+        *(f"56 prompt rows, {live} of them behind {at}" for live, at in ((56, 16), (38, 16), (56, 0))),
+    ]
+    assert told == [f"{d}, {rows}, window {w}, most 96" for d, w in ((8, 8), (16, None)) for rows in seen]
 
 
 def test_a_word_of_dgemma_ops_changes_the_cases(
@@ -413,14 +634,21 @@ def test_operands_are_the_same_every_time_and_of_their_form(networks: dict[str, 
 # ── what is kept ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def kept_file() -> Path:
+    file = selftest.cache_file()
+    assert file is not None
+    return file
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[DiffusionGemma]:
     """Each fresh self-test; one kernel fails."""
     made: list[DiffusionGemma] = []
 
-    def run(network: DiffusionGemma) -> list[selftest.Outcome]:
+    def run(network: DiffusionGemma, context: int | None) -> list[selftest.Outcome]:
         made.append(network)
-        return [selftest.Outcome("embed", True), selftest.Outcome("attention", False, "NaN in 1 of 2 numbers; full")]
+        wrong = selftest.Outcome("attention", False, "NaN in 1 of 2 numbers; full")
+        return [wrong if name == "attention" else selftest.Outcome(name, True) for name in names(network)]
 
     monkeypatch.setattr(selftest, "run", run)
     return made
@@ -443,11 +671,11 @@ def test_a_kept_verdict_runs_nothing_and_force_runs_anew(network: DiffusionGemma
     for force, fresh in ((False, 1), (False, 1), (True, 2), (False, 2)):
         assert [each.name for each in selftest.failing(network, force=force)] == ["attention"]
         assert len(runs) == fresh
-    (entry,) = json.loads(selftest.cache_file().read_text()).values()
+    (entry,) = json.loads(kept_file().read_text()).values()
     assert set(entry) == {
         *("card", "capability", "driver", "torch", "triton", "dgemma", "sources", "cases", "outcomes")
     }
-    assert [path.name for path in selftest.cache_file().parent.iterdir()] == ["selftest.json"]
+    assert [path.name for path in kept_file().parent.iterdir()] == ["selftest.json"]
 
 
 @pytest.mark.parametrize("what", ["_driver", "_triton", "_name", "_capability", "_sources", "__version__", "cases"])
@@ -479,14 +707,18 @@ def test_a_changed_kernel_is_another_hash(tmp_path: Path, monkeypatch: pytest.Mo
 
 DAMAGED = [
     *("", "{", "[]", '"x"', "\xff\xfe", '{"KEY": 3}', '{"KEY": {"outcomes": []}}'),
-    *('{"KEY": {"outcomes": [{"name": "embed"}]}}', '{"KEY": {"outcomes": [{"name": "no", "ok": true, "what": ""}]}}'),
+    *(
+        '{"KEY": {"outcomes": [{"name": "embed"}]}}',
+        '{"KEY": {"outcomes": 3}}',
+        '{"KEY": {"outcomes": [{"name": "no", "ok": true, "what": ""}]}}',
+    ),
 ]
 
 
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_runs_again(network: DiffusionGemma, runs: list[DiffusionGemma], text: str) -> None:
     selftest.failing(network)
-    file = selftest.cache_file()
+    file = kept_file()
     (key,) = json.loads(file.read_text())
     file.write_bytes(text.replace("KEY", key).encode("latin-1"))
     _, notices = selftest._verdict(network, force=False)
@@ -512,7 +744,7 @@ def test_the_file_is_written_whole_or_not_at_all(
     network: DiffusionGemma, runs: list[DiffusionGemma], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selftest.failing(network)
-    before = selftest.cache_file().read_text()
+    before = kept_file().read_text()
 
     def full(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -520,7 +752,7 @@ def test_the_file_is_written_whole_or_not_at_all(
     monkeypatch.setattr(Path, "replace", full)
     monkeypatch.setattr(selftest, "_driver", lambda: "another")
     assert selftest._verdict(network, force=False)[1][0].endswith("cannot be written: No space left on device")
-    assert selftest.cache_file().read_text() == before and len(list(selftest.cache_file().parent.iterdir())) == 1
+    assert kept_file().read_text() == before and len(list(kept_file().parent.iterdir())) == 1
 
 
 def test_only_the_newest_are_kept(
@@ -530,7 +762,7 @@ def test_only_the_newest_are_kept(
     for driver in ("1", "2", "3"):
         monkeypatch.setattr(selftest, "_driver", lambda driver=driver: driver)
         selftest.failing(network)
-    entries = json.loads(selftest.cache_file().read_text()).values()
+    entries = json.loads(kept_file().read_text()).values()
     assert [entry["driver"] for entry in entries] == ["2", "3"]
 
 
@@ -541,11 +773,73 @@ def test_a_relative_cache_home_does_not_count(home: str, tmp_path: Path, monkeyp
     assert selftest.cache_file() == tmp_path / ".cache" / "dgemma" / "selftest.json"
 
 
+def test_without_a_home_nothing_is_kept(
+    network: DiffusionGemma, runs: list[DiffusionGemma], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user is a number."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert selftest.cache_file() is None
+    for fresh in (1, 2):
+        told, notice = selftest.apply(network)
+        assert told.startswith("kernel attention failed") and len(runs) == fresh
+        assert notice == ("the kernels' self-test is not remembered: there is no home folder, and no XDG_CACHE_HOME")
+
+
+def stuck(*given: Any) -> None:
+    raise AssertionError("it waits for a pipe's writer")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda file: file.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_neither_read_nor_replaced(
+    network: DiffusionGemma, runs: list[DiffusionGemma], make: Callable[[Path], None]
+) -> None:
+    file = kept_file()
+    file.parent.mkdir(parents=True)
+    make(file)
+    before = file.lstat()
+    handler = signal.signal(signal.SIGALRM, stuck)
+    signal.alarm(5)
+    try:
+        _, notices = selftest._verdict(network, force=False)
+        told = selftest._write({})
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+    assert notices == told == [f"the kernels' self-test is not remembered: {file} is no regular file"]
+    assert len(runs) == 1 and file.lstat().st_ino == before.st_ino
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(lambda o: o[1:], lambda o: o + o[:1], lambda o: o[::-1], lambda o: o[:-1] + o[:1]),
+        *(lambda o, what=what: [{**each, **what} for each in o] for what in ({"ok": 1}, {"what": None}, {"name": 3})),
+    ],
+)
+def test_a_verdict_on_other_kernels_is_none(
+    network: DiffusionGemma, runs: list[DiffusionGemma], change: Callable[[list[Any]], list[Any]]
+) -> None:
+    selftest.failing(network)
+    kept = json.loads(kept_file().read_text())
+    ((key, entry),) = kept.items()
+    kept_file().write_text(json.dumps({key: {**entry, "outcomes": change(entry["outcomes"])}}))
+    assert [each.name for each in selftest.failing(network)] == ["attention"] and len(runs) == 2
+    selftest.failing(network)
+    assert len(runs) == 2  # mended
+
+
 def test_nothing_runs_where_no_kernel_does(networks: dict[str, DiffusionGemma], runs: list[DiffusionGemma]) -> None:
     for network in networks.values():
         assert not selftest.needed(network)
         assert selftest.apply(network) == [] and selftest.failing(network, force=True) == []
-    assert runs == [] and not selftest.cache_file().exists()
+    assert runs == [] and not kept_file().exists()
 
 
 def test_it_is_needed_where_kernels_are_taken_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,8 +864,8 @@ def test_too_little_memory_is_no_verdict(network: DiffusionGemma, monkeypatch: p
         patch.setattr(ops.KERNELS["attention"], "attention_twin", full)
         lines = selftest.apply(network)
     assert lines == ["self-test of attention left out: not enough memory on the card"]
-    assert not selftest.cache_file().exists()
-    assert selftest.apply(network) == [] and selftest.cache_file().exists()
+    assert not kept_file().exists()
+    assert selftest.apply(network) == [] and kept_file().exists()
 
 
 def test_a_dead_context_is_an_error_with_a_cure(network: DiffusionGemma, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,7 +886,7 @@ def test_a_dead_context_is_an_error_with_a_cure(network: DiffusionGemma, monkeyp
         selftest.apply(network)
     assert "DGEMMA_OPS=twins" in caught.value.fix and "DGEMMA_OPS=torch" in caught.value.fix
     assert caught.value.exit_code == 12
-    assert not selftest.cache_file().exists()
+    assert not kept_file().exists()
 
 
 def test_torchs_settings_are_as_before(network: DiffusionGemma, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,9 +894,9 @@ def test_torchs_settings_are_as_before(network: DiffusionGemma, monkeypatch: pyt
     before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
     right = ops.KERNELS["embed"].embed_twin
 
-    def embed_twin(*given: Any) -> Tensor:
+    def embed_twin(*given: Any, **named: Any) -> Tensor:
         seen.append((torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction))
-        made: Tensor = right(*given)
+        made: Tensor = right(*given, **named)
         return made
 
     torch.set_float32_matmul_precision("high")
