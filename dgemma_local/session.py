@@ -184,7 +184,7 @@ def open_session(
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     network = DiffusionGemma(config, weights)
-    found = selftest.apply(network, say)
+    found = selftest.apply(network, say, agreed.room.context)
     runner = captured.best(network, agreed.room)
     if isinstance(runner, captured.Captured):
         runner.prepare(generation if wishes.steps is None else replace(generation, steps=wishes.steps))

@@ -124,7 +124,8 @@ def require_sound_kernels(subject: "Subject") -> None:
 
     if not selftest.needed(subject.network):
         return
-    failing = {*(outcome.name for outcome in selftest.failing(subject.network)), *ops.replaced()}
+    wrong = selftest.failing(subject.network, context=subject.conversation.context)
+    failing = {*(outcome.name for outcome in wrong), *ops.replaced()}
     if failing:
         raise BenchRefused(
             f"the self-test of these kernels failed on this card: {', '.join(sorted(failing))}",

@@ -844,10 +844,10 @@ def test_no_speed_over_a_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> No
     command.require_sound_kernels(subject)  # on a CPU no kernel runs, and none is tested
     outcome = selftest.Outcome("attention", False, "2 numbers")
     monkeypatch.setattr(selftest, "needed", lambda network: network is subject.network)
-    monkeypatch.setattr(selftest, "failing", lambda network: [outcome])
+    monkeypatch.setattr(selftest, "failing", lambda network, context: [outcome])
     with pytest.raises(BenchRefused, match="attention"):
         command.require_sound_kernels(subject)
-    monkeypatch.setattr(selftest, "failing", lambda network: [])
+    monkeypatch.setattr(selftest, "failing", lambda network, context: [])
     command.require_sound_kernels(subject)
     monkeypatch.setattr(ops, "replaced", lambda: frozenset({"route"}))  # when it was opened
     with pytest.raises(BenchRefused, match="route"):

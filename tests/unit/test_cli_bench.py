@@ -267,6 +267,6 @@ def test_a_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     from dgemma_local import selftest
 
     monkeypatch.setattr(selftest, "needed", lambda network: True)
-    monkeypatch.setattr(selftest, "failing", lambda network: [selftest.Outcome("route", False, "NaN")])
+    monkeypatch.setattr(selftest, "failing", lambda network, context: [selftest.Outcome("route", False, "NaN")])
     what, _ = error(dgemma("--demo", "--protocol", "fixed16", "--context", "192"), 13)
     assert "self-test" in what and "route" in what
