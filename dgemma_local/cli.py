@@ -21,6 +21,7 @@ from dgemma_local import __version__
 from dgemma_local.cli_bench import bench
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer, app_models, pull
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, DgemmaError, UsageError
+from dgemma_local.interrupts import import_torch
 
 if TYPE_CHECKING:
     from dgemma_local.session import Session
@@ -207,7 +208,7 @@ def run(
     for each in stop or ():
         utf8(each, "--stop")
 
-    # torch comes in from here on, after the cheap checks
+    import_torch()  # from here on, after the cheap checks
     from dgemma_local.channels import AnswerDecoder, opens_channel
     from dgemma_local.session import Wishes, open_session, timed
     from dgemma_local.tokens import Message

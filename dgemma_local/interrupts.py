@@ -1,0 +1,32 @@
+"""Ctrl-C while torch is imported.
+
+torch tries to import numpy and goes on without it, whatever was raised meanwhile: a KeyboardInterrupt, too. So the import
+runs with Ctrl-C noted, and raised behind it.
+"""
+
+import signal
+import threading
+from importlib import import_module
+from types import FrameType
+
+
+def import_torch() -> None:
+    """Raises KeyboardInterrupt where Ctrl-C came meanwhile; a second one ends the process at once."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    # only the main thread may handle signals, and a handler of somebody else's stays
+    main = threading.current_thread() is threading.main_thread()
+    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        import_module("torch")
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt

@@ -1,0 +1,55 @@
+"""Ctrl-C during the import of torch: in a process of its own, whose torch is a module that raises it and swallows it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TORCH = """
+import os, signal, time
+try:
+    {}
+except KeyboardInterrupt:
+    pass  # as torch does around its import of numpy
+"""
+PROGRAM = """
+import signal
+from dgemma_local.interrupts import import_torch
+try:
+    import_torch()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+else:
+    print("imported", flush=True)
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+PRESS = "os.kill(os.getpid(), signal.SIGINT)"
+
+
+def run(folder: Path, while_importing: str, before: str = "") -> "subprocess.CompletedProcess[str]":
+    (folder / "torch.py").write_text(TORCH.format(while_importing))
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([str(folder), root])
+    return subprocess.run(
+        [sys.executable, "-c", before + PROGRAM], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+@pytest.mark.parametrize(("pressed", "told"), [("pass", "imported\n"), (PRESS, "interrupted\n")])
+def test_what_is_pressed_counts_behind_the_import(pressed: str, told: str, tmp_path: Path) -> None:
+    done = run(tmp_path, pressed)
+    assert (done.stdout, done.returncode) == (told, 0), done.stderr
+
+
+def test_pressed_twice_it_ends_at_once(tmp_path: Path) -> None:
+    done = run(tmp_path, f"{PRESS}; {PRESS}; time.sleep(60)")
+    assert (done.stdout, done.returncode) == ("", -signal.SIGINT)
+
+
+def test_a_handler_that_is_not_python_s_own_stays(tmp_path: Path) -> None:
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    done = run(tmp_path, PRESS, ignored)
+    assert done.stdout == "imported\n" and "AssertionError" in done.stderr  # the program's own last line: still ignored
