@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import StrEnum
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -18,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from dgemma_local import __version__
-from dgemma_local.cli_bench import bench
+from dgemma_local.cli_bench import Device, Dtype, bench
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer, app_models, pull
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, DgemmaError, UsageError
 from dgemma_local.interrupts import import_torch
@@ -33,20 +32,6 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, of which typer carries a copy of its own
-
-
-class Dtype(StrEnum):
-    """What the weights are computed in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Device(StrEnum):
-    """Where the model runs."""
-
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 class Commands(TyperGroup):

@@ -14,24 +14,13 @@ import torch
 from tiny import write_tensors, write_tiny
 from torch import Tensor
 
+from dgemma_local.bench.transformers_side import NO_VISION
 from dgemma_local.cache import Cache
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig, load_model_config
 from dgemma_local.layout import Options
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
-
-# As small as transformers builds it: there is no tower in the folders, and its default one has 16 layers.
-NO_VISION = {
-    "model_type": "gemma4_vision",
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "position_embedding_size": 8,
-}
 
 # What tiny.tiny_config is told: windows longer and shorter than prompt and canvas, one head and many, one layer and many.
 GEOMETRIES: dict[str, dict[str, Any]] = {
