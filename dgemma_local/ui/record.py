@@ -53,6 +53,7 @@ class Record:
     text: dict[str, str] = field(default_factory=lambda: {"answer": "", "thought": "", "tool_call": ""})
     prompt: int = 0  # tokens
     reused: int = 0
+    joining: int = 0  # tokens of the prompt that were read in one pass with the first step
     canvases: list[CanvasCommitted] = field(default_factory=list)
     steps: int = 0
     step_seconds: float = 0.0
@@ -67,6 +68,7 @@ class Record:
         match event:
             case Prefilled():
                 self.prompt, self.reused, self.prefill_seconds = event.tokens, event.reused, seconds
+                self.joining = event.joining
             case StepDone():
                 self.steps += 1
                 self.step_seconds += seconds
@@ -129,7 +131,8 @@ class Record:
         tokens = len(self.finished.tokens) if self.finished else len(self._tokens)
         taken = [c.steps for c in self.canvases]
         lines = [
-            f"prompt    {self.prompt} tokens, {self.reused} of them reused, {1000 * self.prefill_seconds:.0f} ms",
+            f"prompt    {self.prompt} tokens, {self.reused} of them reused, {1000 * self.prefill_seconds:.0f} ms"
+            + (f" without the {self.joining} read with the first step" if self.joining else ""),
             f"canvases  {len(taken)} of {self.start.canvas_length} tokens; one costs its steps, however little it holds",
             f"steps     {self.steps}",
         ]

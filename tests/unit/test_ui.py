@@ -255,6 +255,19 @@ def test_statistics_survive_an_answer_without_steps_or_time() -> None:
     assert nothing.notices() == ["interrupted"]
 
 
+@pytest.mark.parametrize(
+    ("joining", "said"),
+    [
+        (0, "prompt    40 tokens, 8 of them reused, 250 ms"),
+        (12, "prompt    40 tokens, 8 of them reused, 250 ms without the 12 read with the first step"),
+    ],
+)
+def test_what_a_prompt_took_is_not_said_of_what_came_later(joining: int, said: str) -> None:
+    told = record()
+    told.take(Prefilled(tokens=40, reused=8, joining=joining), 0.25)
+    assert told.summary(1.0)[0] == said
+
+
 # The picture
 
 
