@@ -75,7 +75,7 @@ def bench(
 
     Nothing is shown where a kernel's self-test failed, or two runs of one seed differ in a token: exit code 13.
     """
-    from dgemma_local.bench.command import perform
+    from dgemma_local.bench import command
     from dgemma_local.bench.json_file import JsonFile
     from dgemma_local.bench.request import checked
     from dgemma_local.ui.bench import show_bench
@@ -99,6 +99,6 @@ def bench(
     )
     notes = stderr()
     file = JsonFile(json_file, notes.say)
-    document = perform(request, (lambda text: None) if quiet else notes.say, file)
-    show_bench(document, sys.stdout)
-    file.check()
+    command.run(
+        request, (lambda text: None) if quiet else notes.say, file, lambda document: show_bench(document, sys.stdout)
+    )

@@ -25,7 +25,8 @@ The clock is monotonic (time.perf_counter) and stands beside the events of `engi
     tokens_per_pass           kept tokens ÷ (denoising steps + passes that a commit took for itself). The prompt's passes are
                               prefill, and not in it
     prefill_tok_s             prompt tokens ÷ prefill seconds: those to the first draft, less step_ms_p50. No event stands
-                              between the two, for the prompt's end may share its pass with step 0
+                              between the two, for the prompt's end may share its pass with step 0. Not known below a
+                              tenth of a step
     decode_tok_s              kept tokens ÷ decode seconds: the others up to the last CanvasCommitted, all canvases included
     end_to_end_tok_s          kept tokens ÷ seconds from the question to Finished
     first_draft_ms            from the question to the first step's draft
@@ -37,7 +38,7 @@ ignored all count. Several answers (adaptive, "together") are summed before they
 
 The document, schema 1; every key is always there, null where it cannot be known:
 
-    schema 1 · complete (false in a --json file until all was measured) · dgemma · date (UTC) · seed · runs ·
+    schema 1 · complete (false in a --json file until all was measured; subject, machine and memory are null at first) · dgemma · date (UTC) · seed · runs ·
     label (what must be said with every figure)
     subject    name, kind, layout, fp8, dtype, device, mode, context, canvas_length, vocab_size, load_seconds, planned_bytes
     machine    cpu, cores, threads, python, torch, triton, cuda, gpu, driver, power_limit_w, sm_mhz, memory_mhz (medians while measuring)
@@ -48,8 +49,8 @@ The document, schema 1; every key is always there, null where it cannot be known
     figures    name -> {median, min, max, runs} | null
     missing    name -> why it is null
     memory     peak_bytes, of (device | process), planned_bytes
-    against    null, or {what, found: as bench/comparison.py or bench/endpoint.py say, ratio: per_step, per_canvas,
-               end_to_end}, ours : theirs as speeds
+    against    null, or {what, found: as bench/comparison.py or bench/endpoint.py say, or {why_not: why nothing of theirs
+               was measured}, ratio: per_step, per_canvas, end_to_end}, ours : theirs as speeds
 """
 
 SCHEMA = 1

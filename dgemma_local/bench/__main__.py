@@ -5,8 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dgemma_local.bench import report, request
-from dgemma_local.bench.command import perform
+from dgemma_local.bench import command, report, request, streams
 from dgemma_local.bench.json_file import JsonFile
 from dgemma_local.errors import INTERRUPTED, DgemmaError
 
@@ -34,18 +33,26 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """-> the exit code; a user's mistakes are two lines on stderr, as in `dgemma`."""
+    try:
+        try:
+            return _run(arguments)
+        finally:  # --help ends with an exception, and what it wrote may not be written yet
+            sys.stdout.flush()
+    except OSError as error:
+        return streams.lost(error)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     given = vars(parser().parse_args(arguments))
     name, quiet = given.pop("json"), given.pop("quiet")
     try:
         wanted = request.checked(**given)
-        file = JsonFile(name, _say)
-        _show(perform(wanted, (lambda text: None) if quiet else _say, file))
-        file.check()
+        command.run(wanted, (lambda text: None) if quiet else streams.say, JsonFile(name, streams.say), _show)
     except DgemmaError as error:
-        _say(f"error: {error.what}\n  fix: {error.fix}")
+        streams.say(f"error: {error.what}\n  fix: {error.fix}")
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        streams.say("interrupted")
         return INTERRUPTED
     return 0
 
@@ -55,11 +62,9 @@ def _show(document: Mapping[str, Any]) -> None:
     for table in report.tables(document):
         lines += ["", *report.plain(table)]
     sys.stdout.write("\n".join([*lines, report.line(document)]) + "\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
+    streams.prepare()
     sys.exit(main())

@@ -1,7 +1,7 @@
 """The command behind both front ends, `dgemma bench` and `python -m dgemma_local.bench`: a request in, a document out."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -9,55 +9,100 @@ from typing import TYPE_CHECKING, Any
 from dgemma_local import __version__
 from dgemma_local.bench import SCHEMA
 from dgemma_local.bench.json_file import JsonFile
+from dgemma_local.bench.report import counted
 from dgemma_local.bench.request import Request
-from dgemma_local.errors import BenchRefused
+from dgemma_local.errors import BenchRefused, DgemmaError
+from dgemma_local.interrupts import import_torch
 
 if TYPE_CHECKING:
     from dgemma_local.bench.measure import Bench
     from dgemma_local.bench.protocols import Task
+    from dgemma_local.bench.server import Server
     from dgemma_local.bench.subject import Subject
 
 
-def perform(request: Request, say: Callable[[str], None], file: JsonFile | None = None) -> dict[str, Any]:
-    """Opens, tests, measures -> the document. `say` hears what is being done; `file` gets the document after each task.
+def run(request: Request, say: Callable[[str], None], file: JsonFile, show: Callable[[dict[str, Any]], None]) -> None:
+    """Opens, tests, measures, and shows what was found.
 
-    Raises what opening a model raises; BenchRefused where a kernel failed or two runs differ, and then the file is
-    removed; EndpointError of a server; KeyboardInterrupt after Ctrl-C.
+    Raises as `perform` does; and, once our own figures are shown, what kept theirs from being measured, and UsageError
+    where the file could not be written.
     """
+    import_torch()
+    document, failed = perform(request, say, file)
+    show(document)
+    file.check()
+    if failed is not None:
+        raise failed
+
+
+def perform(
+    request: Request, say: Callable[[str], None], file: JsonFile | None = None
+) -> tuple[dict[str, Any], DgemmaError | None]:
+    """Opens, tests, measures -> the document, and the error that ended the comparison. `say` hears what is being done.
+
+    `file` gets the document at once, with nothing measured, and again after each task. Raises what opening a model raises;
+    UsageError on a context too short for a protocol; BenchRefused where a kernel failed or two runs differ; EndpointError
+    of a server that is not there or too small: then the file is removed. KeyboardInterrupt after Ctrl-C.
+    """
+    file = file or JsonFile(None)
+    document = _head(request)
+    file.write(document)  # what a run before has left is none of this one
+    try:
+        failed = _measured(document, request, say, file)
+    except DgemmaError:
+        file.remove()
+        raise
+    return document, failed
+
+
+def _measured(
+    document: dict[str, Any], request: Request, say: Callable[[str], None], file: JsonFile
+) -> DgemmaError | None:
+    """Fills the document and the file; raises and returns as `perform` does."""
+    from dgemma_local import ops
     from dgemma_local.bench import machine
     from dgemma_local.bench.measure import Bench
 
-    file = file or JsonFile(None)
-    if request.against not in (None, "transformers"):
-        _require_endpoint(request.against)
+    ops.wishes()  # a word that is not known
+    served = _served(request.against)
     subject = _opened(request, say)
+    document |= {"label": subject.label, "subject": _described(subject)}
+    asked = _all_tasks(subject, request)
+    reason = _why_not(subject, request, served, asked)
+    if reason is not None:
+        say(f"transformers is not measured: {reason}")
     require_sound_kernels(subject)
     machine.forget_peak(subject.device)
+    failed: DgemmaError | None = None
     with machine.Power(machine.uuid_of(subject.device)) as power:
         bench = Bench(clock=perf_counter, settle=machine.settle(subject.device), shared=subject.shared, power=power)
-        document = _head(request, subject)
         peak: tuple[int, str] | None = None
 
-        def keep(complete: bool = False) -> None:
+        def keep() -> None:
             of_now = peak or machine.peak_memory(subject.device)
-            document["memory"] |= dict(zip(("peak_bytes", "of"), of_now, strict=True))
+            of, planned = dict(zip(("peak_bytes", "of"), of_now, strict=True)), {"planned_bytes": subject.planned_bytes}
+            document["memory"] = of | planned
             document["machine"] = machine.describe(subject.device, power)
-            file.write(document | {"complete": complete})
+            file.write(document)
 
-        try:
-            for name in request.protocols:
-                if name == "breakdown":
-                    peak = machine.peak_memory(subject.device)  # before it takes a cache and a copy of its own
-                for found in _protocol(name, subject, bench, request, say):
-                    document["protocols"][name] = found
-                    keep()
-            peak = peak or machine.peak_memory(subject.device)  # before others take their part
-            document["against"] = _against(subject, request, document["protocols"], say)
-        except BenchRefused:
-            file.remove()
-            raise
-    keep(complete=True)
-    return document | {"complete": True}
+        for name in request.protocols:
+            if name == "breakdown":
+                peak = machine.peak_memory(subject.device)  # before it takes a cache and a copy of its own
+            for found in _protocol(name, asked.get(name, ()), subject, bench, request, say):
+                document["protocols"][name] = found
+                keep()
+        peak = peak or machine.peak_memory(subject.device)  # before others take their part
+        if reason is not None:
+            document["against"] = _without(request, reason)
+        elif request.against is not None:
+            try:
+                document["against"] = _against(subject, request, asked["fixed16"][0], document["protocols"], say)
+            except DgemmaError as error:  # ours are measured, and took minutes
+                failed = error
+                document["against"] = _without(request, error.what)
+    document["complete"] = True
+    keep()
+    return failed
 
 
 def _opened(request: Request, say: Callable[[str], None]) -> "Subject":
@@ -65,33 +110,59 @@ def _opened(request: Request, say: Callable[[str], None]) -> "Subject":
 
     if request.model is None:
         assert request.layout is not None
-        say(f"making the 26B model of random numbers, {request.layout}")
         return open_synthetic(
-            request.layout, device=request.device, context=request.context, seed=request.seed, fp8=request.fp8
+            request.layout, device=request.device, context=request.context, seed=request.seed, fp8=request.fp8, say=say
         )
     dtype = request.dtype
-    if dtype is None and request.against == "transformers" and lands_on(request.model, request.device) == "cpu":
+    beside = request.against == "transformers" and dtype is None
+    if beside and lands_on(request.model, request.device) == "cpu" and _can_be_opened(request.model):
         dtype = "float32"
         say("in float32, where tokens are to equal those of transformers; --dtype bfloat16 compares what is stored")
     return open_model(request.model, device=request.device, context=request.context, dtype=dtype, fp8=request.fp8)
 
 
-def _head(request: Request, subject: "Subject") -> dict[str, Any]:
-    """A document of nothing measured yet."""
+def _can_be_opened(name: str) -> bool:
+    """Whether transformers can open this model here, its memory aside."""
+    from dgemma_local.bench.subject import folder_of
+    from dgemma_local.bench.transformers_side import unable
+
+    return unable(folder_of(name)) is None
+
+
+def _head(request: Request) -> dict[str, Any]:
+    """A document of nothing opened yet."""
     return {
         "schema": SCHEMA,
         "complete": False,
         "dgemma": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "label": subject.label,
+        "label": None,
         "seed": request.seed,
         "runs": request.runs,
-        "subject": _described(subject),
-        "machine": {},
+        "subject": None,
+        "machine": None,
         "protocols": {},
-        "memory": {"planned_bytes": subject.planned_bytes},
+        "memory": None,
         "against": None,
     }
+
+
+def _all_tasks(subject: "Subject", request: Request) -> "dict[str, tuple[Task, ...]]":
+    """Of each protocol, and of fixed16 for a comparison too. Raises UsageError on a context too short for one of them."""
+    from dgemma_local.bench.protocols import ContextTooShort
+
+    names = [*request.protocols, *(["fixed16"] if request.against else [])]
+    found: dict[str, tuple[Task, ...]] = {}
+    short: list[ContextTooShort] = []
+    for name in dict.fromkeys(names):
+        if name != "breakdown":
+            try:
+                found[name] = tasks(name, subject, request.seed)
+            except ContextTooShort as error:
+                short.append(error)
+    if short:
+        raise max(short, key=lambda error: error.least)
+    return found
 
 
 def tasks(name: str, subject: "Subject", seed: int) -> "tuple[Task, ...]":
@@ -106,7 +177,7 @@ def tasks(name: str, subject: "Subject", seed: int) -> "tuple[Task, ...]":
         return tuple(
             protocols.adaptive(
                 subject.generation,
-                lambda text: read([{"role": "user", "content": text}], max_tokens=context),
+                lambda text: read([{"role": "user", "content": text}]),
                 demo=known,
                 context=context,
                 canvas=canvas,
@@ -134,7 +205,12 @@ def require_sound_kernels(subject: "Subject") -> None:
 
 
 def _protocol(
-    name: str, subject: "Subject", bench: "Bench", request: Request, say: Callable[[str], None]
+    name: str,
+    asked: "Sequence[Task]",
+    subject: "Subject",
+    bench: "Bench",
+    request: Request,
+    say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """A protocol of the document, again and again: once a task has been answered, with all that were."""
     if name == "breakdown":
@@ -147,11 +223,10 @@ def _protocol(
     from dgemma_local.bench.measure import repeat, result, together
     from dgemma_local.noise import PhiloxNoise
 
-    asked = tasks(name, subject, request.seed)
     noise = PhiloxNoise(request.seed, subject.conversation.model.canvas_length, subject.vocab_size, subject.device)
     runs, results = [], []
     for task in asked:
-        say(f"{name}{'' if task.name == name else ' ' + task.name}: a warm-up, and {request.runs} runs")
+        say(f"{name}{'' if task.name == name else ' ' + task.name}: a warm-up, and {counted(request.runs, 'run')}")
         runs.append(repeat(subject.conversation, task, noise, bench, request.runs))
         results.append(result(task, runs[-1], bench))
         yield {"note": asked[0].note, "tasks": list(results), "rows": []}
@@ -159,13 +234,37 @@ def _protocol(
         yield {"note": asked[0].note, "tasks": [*results, together(asked, runs, bench)], "rows": []}
 
 
+def _why_not(
+    subject: "Subject",
+    request: Request,
+    served: "tuple[Server, str, int | None] | None",
+    asked: "dict[str, tuple[Task, ...]]",
+) -> str | None:
+    """Why transformers cannot take part. Raises EndpointError where a server's model holds less than fixed16 asks for."""
+    if request.against == "transformers":
+        from dgemma_local.bench.transformers_side import why_not
+
+        return why_not(subject.folder, subject.network)
+    if served is not None:
+        from dgemma_local.bench.endpoint import require_room
+
+        task = asked["fixed16"][0]
+        require_room(*served, len(task.prompt) + task.max_tokens)
+    return None
+
+
+def _without(request: Request, reason: str) -> dict[str, Any]:
+    """`against` of the document where nothing of theirs was measured."""
+    from dgemma_local.bench.report import RATIOS
+
+    return {"what": request.against, "found": {"why_not": reason}, "ratio": dict.fromkeys(RATIOS)}
+
+
 def _against(
-    subject: "Subject", request: Request, ours: dict[str, Any], say: Callable[[str], None]
-) -> dict[str, Any] | None:
+    subject: "Subject", request: Request, task: "Task", ours: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, Any]:
     """`against` of the document: theirs, and the ratios ours : theirs as speeds."""
-    if request.against is None:
-        return None
-    task = tasks("fixed16", subject, request.seed)[0]
+    assert request.against is not None
     if request.against == "transformers":
         from dgemma_local.bench import comparison
         from dgemma_local.bench.report import ratios
@@ -176,9 +275,8 @@ def _against(
     from dgemma_local.bench.protocols import random_ids
     from dgemma_local.bench.report import endpoint_ratios
 
-    say(
-        f"the server: a warm-up, and {request.runs} requests of {len(task.prompt):,} tokens in, {task.max_tokens:,} out"
-    )
+    many = counted(request.runs, "request")
+    say(f"the server: a warm-up, and {many} of {len(task.prompt):,} tokens in, {task.max_tokens:,} out")
     prompts = [random_ids(len(task.prompt), subject.vocabulary, request.seed + n) for n in range(1 + request.runs)]
     canvas = subject.conversation.model.canvas_length
     found = endpoint.measure(request.against, prompts, task.max_tokens, canvas=canvas)
@@ -186,11 +284,17 @@ def _against(
     return {"what": found["url"], "found": found, "ratio": endpoint_ratios(figures, found)}
 
 
-def _require_endpoint(url: str) -> None:
-    """Raises EndpointError where no server answers at `url`: before minutes have gone into our own figures."""
+def _served(against: str | None) -> "tuple[Server, str, int | None] | None":
+    """The server, its model and the most tokens that it holds. Raises EndpointError where none answers.
+
+    Before minutes have gone into our own figures. None where no server is asked.
+    """
+    if against in (None, "transformers"):
+        return None
     from dgemma_local.bench.server import Server
 
-    Server(url, os.environ.get("OPENAI_API_KEY", "")).model()
+    server = Server(str(against), os.environ.get("OPENAI_API_KEY", ""))
+    return server, *server.model()
 
 
 def _described(subject: "Subject") -> dict[str, Any]:

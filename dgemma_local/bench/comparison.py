@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dgemma_local.bench.protocols import Task
+from dgemma_local.bench.report import counted
 from dgemma_local.bench.transformers_side import generator_kept, open_theirs, settings, their_twin, version, why_not
 from dgemma_local.bench.turns import OURS, THEIR_DRAWS, WARM_UP, Clock, noise_of, per_step
 from dgemma_local.engine import Conversation, Croppable
@@ -179,7 +180,7 @@ def measure(
 
     def steps(threads: int, rounds: int, warm_up: int, within: float) -> dict[str, Any]:
         say(
-            f"{rounds} canvases step by step in turns, {counted(threads)}"
+            f"{rounds} canvases step by step in turns, {counted(threads, 'thread')}"
             + f", {within:g} s at most" * (within < math.inf)
         )
         with _threads(threads):
@@ -196,7 +197,7 @@ def measure(
 
     on_cpu = network.device.type == "cpu"
     taken = [steps(own, runs * ROUNDS_A_RUN, WARM_UP, math.inf)] if on_cpu else []
-    say(f"whole answers in turns: a warm-up, and {runs} runs" + f", {counted(own)}" * on_cpu)
+    say(f"whole answers in turns: a warm-up, and {counted(runs, 'run')}" + f", {counted(own, 'thread')}" * on_cpu)
     whole = [answers(subject.conversation, network, theirs, task, runs=runs, clock=clock)]
     if on_cpu and own == 1:
         taken.append(steps(2, runs * TWO_THREADS_ROUNDS_A_RUN, TWO_THREADS_WARM_UP, TWO_THREADS_SECONDS))
@@ -207,10 +208,6 @@ def measure(
         "per_step": taken,
         "answers": whole,
     }
-
-
-def counted(threads: int) -> str:
-    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 @contextmanager

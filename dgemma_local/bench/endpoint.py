@@ -94,17 +94,12 @@ def measure(
     -> url, model, version, prompt_tokens, asked_tokens, settings (what of the denoising could be read, or why nothing),
     same_steps (whether they tell that a canvas takes fixed16's steps),
     requests (each one's figures), median (ttft_ms, end_to_end_tok_s, decode_tok_s, canvas_ms), missing (figure -> why it
-    is None), notes (what sets these answers apart from the protocol). The key in OPENAI_API_KEY goes along, and is shown
+    is None), notes (what sets these answers apart from the protocol), no_ratio (why none of it can be set against ours, or None). The key in OPENAI_API_KEY goes along, and is shown
     nowhere. Raises EndpointError where there are no figures to be had.
     """
     server = Server(url, os.environ.get("OPENAI_API_KEY", ""), silence, clock)
     model, longest = server.model()
-    wanted = max(len(prompt) for prompt in prompts) + max_tokens
-    if longest is not None and longest < wanted:
-        raise EndpointError(
-            f"{server} serves {model} with a context of {longest:,} tokens, and {wanted:,} are asked for",
-            f"start it with --max-model-len {wanted} or more",
-        )
+    require_room(server, model, longest, max(len(prompt) for prompt in prompts) + max_tokens)
     version, settings = server.version(), server.settings()
     answers = [server.answer(model, prompt, max_tokens) for prompt in prompts][1:]
     each = [figures(answer, canvas) for answer in answers]
@@ -123,7 +118,23 @@ def measure(
         "median": median,
         "missing": missing,
         "notes": list(_notes(settings, answers, len(prompts[0]), max_tokens)),
+        "no_ratio": _no_ratio(answers, max_tokens),
     }
+
+
+def require_room(server: Server, model: str, longest: int | None, wanted: int) -> None:
+    """Raises EndpointError where the server's model is known to hold fewer than `wanted` tokens."""
+    if longest is not None and longest < wanted:
+        raise EndpointError(
+            f"{server} serves {model} with a context of {longest:,} tokens, and {wanted:,} are asked for",
+            f"start it with --max-model-len {wanted} or more",
+        )
+
+
+def _no_ratio(answers: Sequence[Answered], max_tokens: int) -> str | None:
+    """A shorter answer has another share of prefill in it, and canvases that were not finished."""
+    least = min(one.completion_tokens for one in answers)
+    return None if least >= max_tokens else f"the server gave {least:,} tokens, and {max_tokens:,} were asked for"
 
 
 def as_fixed16(settings: dict[str, Any] | str) -> bool:

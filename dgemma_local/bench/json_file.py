@@ -22,6 +22,8 @@ class JsonFile:
         self.name, self.say, self.problem = name, say, ""
         if name is None:
             return
+        if not name.strip():
+            raise UsageError("--json names no file", "give the name of a file, or drop it")
         try:
             self.path = Path(name).resolve()  # what a link points to is written, not the link
             there = self.path.exists()

@@ -18,6 +18,7 @@ from dgemma_local.errors import BenchRefused
 from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, StepDone
 
 P95 = 0.95
+LEAST_PREFILL = 0.1  # of a median step, which is taken off the time to the first draft: less is noise of that step
 
 
 class Speaker(Protocol):
@@ -157,6 +158,7 @@ def figures(answers: Sequence[Answer], bench: Bench) -> tuple[dict[str, float | 
     first = [1e3 * (steps[0] - at) for one in answers for at, steps in zip(one.commits, one.steps[1:], strict=False)]
     p50 = statistics.median(later) if later else None
     first_step = statistics.median(first) if first else None
+    known = prefill > 0 and (p50 is None or 1e3 * prefill >= LEAST_PREFILL * p50 * len(answers))
     joules = _sum(bench.power.joules(one.began, one.finished) for one in answers)
     values = {
         "step_ms_p50": p50,
@@ -171,7 +173,7 @@ def figures(answers: Sequence[Answer], bench: Bench) -> tuple[dict[str, float | 
         "end_to_end_tok_s": kept / sum(one.finished - one.began for one in answers),
         "first_draft_ms": 1e3 * statistics.median(one.steps[0][0] - one.began for one in answers),
         "first_canvas_ms": 1e3 * statistics.median(one.commits[0] - one.began for one in answers),
-        "prefill_tok_s": sum(one.prompt for one in answers) / prefill if prefill else None,
+        "prefill_tok_s": sum(one.prompt for one in answers) / prefill if known else None,
         "joules_per_token": None if joules is None or not kept else joules / kept,
     }
     one_step, one_canvas = "every canvas took one step", "no answer had a second canvas"
@@ -180,7 +182,7 @@ def figures(answers: Sequence[Answer], bench: Bench) -> tuple[dict[str, float | 
         "step_ms_p95": one_step,
         "first_step_ms": one_canvas,
         "commit_ms": one_canvas if first_step is None else one_step,
-        "prefill_tok_s": "the prompt was read in less time than steps differ by",
+        "prefill_tok_s": "the prompt was read in less time than steps differ by, a tenth of a step",
         "joules_per_token": bench.power.why_not
         or ("no token was kept" if not kept else "the power was read too seldom for an answer so short"),
     }

@@ -36,6 +36,14 @@ class Task:
     note: str = ""
 
 
+class ContextTooShort(UsageError):
+    """A protocol does not fit the context; `least` tokens would do."""
+
+    def __init__(self, what: str, least: int) -> None:
+        super().__init__(what, f"give --context {least} or more")
+        self.least = least
+
+
 def random_ids(count: int, vocabulary: Sequence[int], seed: int) -> tuple[int, ...]:
     """`count` of these token ids, uniform; the same for the same seed on every machine."""
     return tuple(random.Random(f"prompt {seed}").choices(vocabulary, k=count))
@@ -58,7 +66,7 @@ def fixed16(config: GenerationConfig, *, canvas: int, context: int, vocabulary: 
             f"scaled: {out} tokens in and out, for the context holds {context:,}; vLLM's protocol is {IN:,} and {OUT:,}"
         )
     if not out:
-        raise UsageError(f"a context of {context:,} tokens holds no fixed16", f"give --context {2 * canvas:,} or more")
+        raise ContextTooShort(f"a context of {context:,} tokens holds no fixed16", 2 * canvas)
     prompt = random_ids(into, vocabulary, seed)
     return Task(name="fixed16", prompt=prompt, config=endless(config), max_tokens=out, note=note)
 
@@ -83,7 +91,7 @@ def sweep(
     lengths = sweep_lengths(context, canvas)
     if not lengths:
         least = SWEEP_CANVASES * canvas + 1
-        raise UsageError(f"a context of {context:,} tokens leaves no prompt", f"give --context {least:,} or more")
+        raise ContextTooShort(f"a context of {context:,} tokens leaves the context sweep no prompt", least)
     ids = random_ids(lengths[-1], vocabulary, seed)
     return tuple(
         Task(name=f"{n:,}", prompt=ids[:n], config=endless(config), max_tokens=SWEEP_CANVASES * canvas) for n in lengths
@@ -93,8 +101,16 @@ def sweep(
 def adaptive(
     config: GenerationConfig, encode: Callable[[str], tuple[int, ...]], *, demo: str | None, context: int, canvas: int
 ) -> Iterator[Task]:
-    """The prompts of `demo` ("demo", "demo-text"), or of the 26B model; `encode`: a user's turn as a prompt's ids."""
-    for file in sorted((PROMPTS / (demo or "26b")).glob("*.txt")):
-        ids = encode(file.read_text(encoding="utf-8").rstrip("\n"))
+    """The prompts of `demo` ("demo", "demo-text"), or of the 26B model; `encode`: a user's turn as a prompt's ids.
+
+    Raises UsageError on a context that does not hold each of them beside a canvas.
+    """
+    files = sorted((PROMPTS / (demo or "26b")).glob("*.txt"))
+    prompts = {file.stem: encode(file.read_text(encoding="utf-8").rstrip("\n")) for file in files}
+    longest = max(prompts, key=lambda name: len(prompts[name]))
+    least = len(prompts[longest]) + canvas
+    if least > context:
+        raise ContextTooShort(f"a context of {context:,} tokens does not hold adaptive's {longest} and a canvas", least)
+    for name, ids in prompts.items():
         room = (context - len(ids)) // canvas * canvas
-        yield Task(name=file.stem, prompt=ids, config=config, max_tokens=max(1, min(OUT, room)))
+        yield Task(name=name, prompt=ids, config=config, max_tokens=min(OUT, room))

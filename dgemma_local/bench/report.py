@@ -79,7 +79,7 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
         yield document["label"]
     yield (
         f"{subject['name']}: {subject['layout']}{_in_fp8(subject['fp8'])}, {subject['dtype']}, on {subject['device']}, {subject['mode']}; "
-        f"context {subject['context']:,}; --seed {document['seed']}, {document['runs']} runs behind a warm-up"
+        f"context {subject['context']:,}; --seed {document['seed']}, {counted(document['runs'], 'run')} behind a warm-up"
     )
     on = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} threads"
     if machine["gpu"]:
@@ -91,6 +91,11 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     planned = "" if memory["planned_bytes"] is None else f"; planned {memory['planned_bytes'] / GB:.3f} GB"
     whose = "tensors on the device" if memory["of"] == "device" else "the whole process, Python and torch in it"
     yield f"loaded in {subject['load_seconds']:.2f} s; peak {memory['peak_bytes'] / GB:.3f} GB of {whose}{planned}"
+
+
+def counted(number: int, thing: str) -> str:
+    """ "1 run", "3 runs"."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def _in_fp8(parts: Sequence[str]) -> str:
@@ -141,8 +146,9 @@ def _figures(name: str, found: Mapping[str, Any]) -> Table:
     notes += [f"- {words}: {reason}" for words, reason in why.items()]
     first = tasks[0]
     rule = "ends ignored" if first["ends_ignored"] else "until an end token"
+    most = "at most" if first["confidence"] else "exactly"  # a mean entropy is never below 0
     title = (
-        f"{name}: at most {first['steps']} steps a canvas, confidence {first['confidence']:g}, entropy bound "
+        f"{name}: {most} {first['steps']} steps a canvas, confidence {first['confidence']:g}, entropy bound "
         f"{first['entropy_bound']:g}, temperature {first['t_max']:g} to {first['t_min']:g}, {rule}"
     )
     return Table(title, ("median (least … most)", *(task["name"] for task in tasks)), tuple(rows), tuple(notes))
@@ -191,10 +197,17 @@ def _against(against: Mapping[str, Any], protocols: Mapping[str, Any]) -> Iterat
     for part, how, key, words, digits in parts:
         for entry in found.get(part, ()):
             rows = tuple((name, number(value, digits)) for name, value in entry[key].items())
-            threads = f"{entry['threads']} thread{'s' * (entry['threads'] != 1)}"
-            yield Table(f"{title}, {how}, {threads}", ("", words), rows, tuple(_remarks(entry, found["dtype"])))
+            threads = counted(entry["threads"], "thread")
+            remarks = [*_remarks(entry, found["dtype"])]
+            if part == "per_step" and slowed(entry, found[part][0]):
+                remarks.append("slower than with fewer threads, theirs and ours: not in the ratio below")
+            yield Table(f"{title}, {how}, {threads}", ("", words), rows, tuple(remarks))
     ours = tuple((words, number(value, 2)) for key, words in RATIOS.items() if (value := against["ratio"][key]))
-    yield Table(f"{title}: so many times as fast", ("", "ours : theirs"), ours)
+    why = found.get("no_ratio")
+    if ours:
+        yield Table(f"{title}: so many times as fast", ("", "ours : theirs"), ours)
+    else:
+        yield Table(f"{title}: no ratio", (why or "nothing was timed on both sides",), ())
 
 
 def _remarks(entry: Mapping[str, Any], dtype: str) -> Iterator[str]:
@@ -209,6 +222,14 @@ def _remarks(entry: Mapping[str, Any], dtype: str) -> Iterator[str]:
 def cut(entry: Mapping[str, Any]) -> bool:
     """Whether steps in turns took too long, and were not all taken."""
     return bool(entry.get("steps", 0) < entry.get("wanted", 0))
+
+
+def slowed(entry: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
+    """Whether every contestant takes longer than with the first entry's threads: they wait for each other."""
+    return all(
+        ms is not None and before is not None and ms > before
+        for ms, before in ((ms, first["ms"][name]) for name, ms in entry["ms"].items())
+    )
 
 
 def _endpoint(title: str, found: Mapping[str, Any], ours: Mapping[str, Any]) -> Table:
@@ -226,7 +247,10 @@ def endpoint_ratios(ours: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
     """Of fixed16's figures and what endpoint.measure found.
 
     A step is a sixteenth of a canvas where the server tells that it takes as many steps as fixed16; else it is not known.
+    Nothing is where `found` says why (`no_ratio`).
     """
+    if found.get("no_ratio"):
+        return dict.fromkeys(RATIOS)
     canvas, whole, theirs = ours["canvas_ms"], ours["end_to_end_tok_s"], found["median"]
     per_canvas = theirs["canvas_ms"] / canvas["median"] if theirs["canvas_ms"] and canvas else None
     return {
@@ -237,8 +261,9 @@ def endpoint_ratios(ours: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of what comparison.measure found: the worst over its numbers of threads, without those that were cut."""
-    steps = [entry["ratio"] for entry in found.get("per_step", ()) if not cut(entry)]
+    """Of what comparison.measure found: the worst over its numbers of threads, without those that were cut or slowed all."""
+    entries = found.get("per_step", ())
+    steps = [entry["ratio"] for entry in entries if not cut(entry) and not slowed(entry, entries[0])]
     if not steps:  # on a card: between the drafts of whole answers
         for entry in found.get("answers", ()):
             ms = entry["step_ms"]

@@ -8,6 +8,7 @@ from dgemma_local.errors import UsageError
 
 SYNTHETIC = "26b"
 FP8 = ("attention", "mlp", "embedding")
+LAYOUTS = ("bf16", "fp8", "nvfp4", "nvfp4-nvidia")  # of bench.synthetic, which takes torch
 DEFAULT_LAYOUT = "nvfp4"
 DEFAULT_RUNS, MOST_RUNS = 3, 1000
 LARGEST_SEED = (1 << 64) - 1
@@ -51,6 +52,8 @@ def checked(
     """Flags as they were given. Raises UsageError on what contradicts itself, is unknown, or is out of range."""
     if demo + (model is not None) + (synthetic is not None) > 1:
         raise UsageError("--demo, --model and --synthetic exclude each other", "give one of them")
+    if model is not None and not model.strip():
+        raise UsageError("--model names nothing", "give a name from `dgemma models`, or a folder")
     if synthetic not in (None, SYNTHETIC):
         raise UsageError(f"no synthetic model is called {synthetic!r}", f"give --synthetic {SYNTHETIC}")
     if layout is not None and synthetic is None:
@@ -69,31 +72,36 @@ def checked(
         raise UsageError(f"nothing can be measured against {against!r}", "give transformers, or an http:// address")
     if context is not None and context < 1:
         raise UsageError(f"a context of {context} tokens cannot be given", "ask for at least one canvas and a prompt")
-    if synthetic is None:
-        name, layout = ("demo" if demo else model or _default()), None
-    else:
-        name, layout = None, layout or DEFAULT_LAYOUT
-        _check_layout(layout)
-    if name is None and against == "transformers":
+    fp8 = tuple(part for part, wish in zip(FP8, (fp8_attention, fp8_mlp, fp8_embedding), strict=True) if wish)
+    if fp8 and against == "transformers":
+        raise UsageError(
+            f"with {', '.join(f'--fp8-{part}' for part in fp8)} our weights are not those that transformers would have",
+            "drop --against transformers, or the parts in FP8",
+        )
+    if synthetic is not None:
+        layout = layout or DEFAULT_LAYOUT
+        if layout not in LAYOUTS:
+            raise UsageError(f"no layout is called {layout!r}", f"choose of: {', '.join(LAYOUTS)}")
+    if synthetic is not None and against == "transformers":
         raise UsageError("transformers cannot open random weights", "compare it on a model: --demo or --model NAME")
-    wanted = _protocols(protocol, OF_SYNTHETIC if name is None else WITHOUT_CONTEXT)
-    if name is None and "adaptive" in wanted and protocol != "all":
+    wanted = _protocols(protocol, WITHOUT_CONTEXT if synthetic is None else OF_SYNTHETIC)
+    if synthetic is not None and "adaptive" in wanted and protocol != "all":
         raise UsageError(
             "a synthetic model has no words: adaptive means nothing", "ask for fixed16, context, breakdown"
         )
-    if name is None:
+    if synthetic is not None:
         wanted = tuple(one for one in wanted if one != "adaptive")
     if against not in (None, "transformers") and "fixed16" not in wanted:
         raise UsageError("an endpoint is compared by fixed16", "add fixed16 to --protocol")
     return Request(
-        model=name,
+        model=None if synthetic is not None else "demo" if demo else model or _default(),
         layout=layout,
         protocols=wanted,
         against=against,
         runs=runs,
         context=context,
         seed=seed,
-        fp8=tuple(part for part, wish in zip(FP8, (fp8_attention, fp8_mlp, fp8_embedding), strict=True) if wish),
+        fp8=fp8,
         dtype=dtype,
         device=device,
     )
@@ -104,13 +112,6 @@ def _default() -> str:
     from dgemma_local.auto import to_run
 
     return to_run()[0]
-
-
-def _check_layout(layout: str) -> None:
-    from dgemma_local.bench.synthetic import LAYOUTS
-
-    if layout not in LAYOUTS:
-        raise UsageError(f"no layout is called {layout!r}", f"choose of: {', '.join(LAYOUTS)}")
 
 
 def _protocols(text: str | None, default: Sequence[str]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What is measured: a demo model, a checkpoint, or the 26B model's shapes filled with random numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -78,20 +78,26 @@ class Subject:
 
 def lands_on(name: str, device: str | None) -> str:
     """ "cpu" or "cuda": where `session.open_session` puts this model. Raises UnknownModel."""
+    from dgemma_local import registry
+
+    demo = registry.is_demo(folder_of(name))
+    return device or ("cuda" if torch.cuda.is_available() and not demo else "cpu")
+
+
+def folder_of(name: str) -> Path:
+    """Where this model lies. Raises UnknownModel."""
     from dgemma_local import hub, registry
 
-    demo = registry.is_demo(registry.resolve(name, hub.folder_of)[1])
-    return device or ("cuda" if torch.cuda.is_available() and not demo else "cpu")
+    return registry.resolve(name, hub.folder_of)[1]
 
 
 def open_model(
     name: str, *, device: str | None, context: int | None, dtype: str | None = None, fp8: Sequence[str] = ()
 ) -> Subject:
     """A name of the table, the demo's too, or a folder. Raises as `session.open_session` does."""
-    from dgemma_local import hub, registry
     from dgemma_local.session import Wishes, open_session
 
-    folder = registry.resolve(name, hub.folder_of)[1]
+    folder = folder_of(name)
     began = perf_counter()
     session = open_session(
         name, Wishes(dtype=dtype, device=device, context=context, **{f"fp8_{part}": True for part in fp8})
@@ -118,9 +124,15 @@ def open_model(
 
 
 def open_synthetic(
-    layout: str, *, device: str | None, context: int | None, seed: int, fp8: Sequence[str] = ()
+    layout: str,
+    *,
+    device: str | None,
+    context: int | None,
+    seed: int,
+    fp8: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Subject:
-    """The 26B model without its weights, on the card if there is one.
+    """The 26B model without its weights, on the card; on the CPU where that is asked for, or rehearsed.
 
     Raises UsageError on an unknown layout, a context the model does not have, or a card that is not there; DoesNotFit
     before anything is made. Imports nothing but torch and triton from outside the package and the standard library.
@@ -132,9 +144,18 @@ def open_synthetic(
     if device == "cuda" and not there:
         raise UsageError("torch sees no CUDA device", "drop --device cuda, or install torch's CUDA build and a driver")
     on = device or ("cuda" if there else "cpu")
-    sizes = synthetic.small_config() if synthetic.rehearsing() else synthetic.published_config()
+    rehearsing = synthetic.rehearsing()
+    sizes = synthetic.small_config() if rehearsing else synthetic.published_config()
     options = Options(fp8_attention="attention" in fp8, fp8_mlp="mlp" in fp8, fp8_embedding="embedding" in fp8)
+    _check_context(sizes, context)
+    if rehearsing:
+        torch.set_num_threads(1)  # of small sizes: more of them wait for each other
+    elif device is None and not there:
+        raise _no_card(layout, sizes, context, options)
     room_for = _room_for(layout, sizes, on, context, options)
+    say(f"making the 26B model of random numbers, {layout}")
+    if on == "cpu" and not rehearsing:
+        say("on a CPU: a step takes minutes, and an answer many of them")
     began = perf_counter()
     network, generation, room, planned = synthetic.make(
         layout, on, context=room_for, seed=seed, sizes=sizes, options=options
@@ -160,16 +181,34 @@ def open_synthetic(
     )
 
 
+def _check_context(config: "ModelConfig", context: int | None) -> None:
+    """Raises UsageError on a context that the model does not have."""
+    least, most = config.canvas_length + 1, config.max_positions
+    if context is not None and not least <= context <= most:
+        raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
+
+
+def _no_card(layout: str, config: "ModelConfig", context: int | None, options: Options) -> UsageError:
+    """That a CPU is no place for this, and what it would take there."""
+    from dgemma_local import fit
+    from dgemma_local.bench import synthetic
+    from dgemma_local.layout import Plan
+
+    held = Plan((), (), {}, synthetic.forms(config, layout, options)).resident
+    size = fit.estimate(config, held, context=context or SYNTHETIC_CONTEXT, device="cpu").allocated
+    return UsageError(
+        f"torch sees no CUDA device: on the CPU synthetic 26b {layout} takes {fit.gb(size)} of memory, and minutes a step",
+        "measure the demo model (--demo); or insist with --device cpu",
+    )
+
+
 def _room_for(layout: str, config: "ModelConfig", device: str, context: int | None, options: Options) -> int:
-    """The context to plan for. Raises UsageError on one that the model does not have, DoesNotFit with the sizes."""
+    """The context to plan for. Raises DoesNotFit with the sizes."""
     from dgemma_local import fit
     from dgemma_local.bench import synthetic
     from dgemma_local.card import cards, host_memory
     from dgemma_local.layout import Plan
 
-    least, most = config.canvas_length + 1, config.max_positions
-    if context is not None and not least <= context <= most:
-        raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
     on_card = device == "cuda"
 
     def asked(name: str) -> fit.Estimate:

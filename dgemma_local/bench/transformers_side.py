@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dgemma_local.bench.report import counted
 from dgemma_local.card import host_memory
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig
@@ -43,10 +44,10 @@ NO_VISION = {
 }
 
 
-def why_not(folder: Path | None, network: DiffusionGemma, free: int | None = None) -> str | None:
-    """Why transformers cannot take part, in one line; None where it can.
+def unable(folder: Path | None) -> str | None:
+    """Why transformers cannot open this checkpoint, as far as can be told without opening it here; None where it can.
 
-    `folder`: of the checkpoint, None for random weights. `free`: bytes there are for its weights; None: asked.
+    `folder`: None for random weights.
     """
     if folder is None:
         return "these weights are random and in no folder that transformers could open"
@@ -57,6 +58,18 @@ def why_not(folder: Path | None, network: DiffusionGemma, free: int | None = Non
     checkpoint = open_checkpoint(folder)
     if checkpoint.quantisation is not None:
         return "the folder's weights are packed, and transformers is compared on unpacked ones"
+    return None
+
+
+def why_not(folder: Path | None, network: DiffusionGemma, free: int | None = None) -> str | None:
+    """Why transformers cannot take part beside `network`, in one line; None where it can.
+
+    `free`: bytes there are for its weights; None: asked.
+    """
+    reason = unable(folder)
+    if folder is None or reason is not None:
+        return reason
+    checkpoint = open_checkpoint(folder)
     count = sum(torch.Size(tensor.shape).numel() for tensor in checkpoint.tensors.values())
     wanted = round(SPARE * network.dtype.itemsize * count)
     left = _free(network.device) if free is None else free
@@ -89,7 +102,7 @@ def open_theirs(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[
     wrong = sorted(name for key in ("missing_keys", "unexpected_keys") for name in report[key] if "vision" not in name)
     if wrong:
         raise CheckpointError(
-            f"transformers and {folder} do not agree on {len(wrong)} tensors: {wrong[0]} …",
+            f"transformers and {folder} do not agree on {counted(len(wrong), 'tensor')}: {wrong[0]} …",
             "use the whole folder of one checkpoint, and transformers 5.24",
         )
     model = model.to(device).eval()

@@ -27,6 +27,7 @@ from dgemma_local.bench.report import FIGURES, SWEPT
 OUTCOMES = {"0": "done", "11": "does not fit this card", "124": "cut", "137": "cut", "130": "interrupted"}
 REHEARSAL = "rehearsal: small sizes on a CPU, nothing here was measured"
 LAYOUTS = ("fp8", "nvfp4", "nvfp4-light")
+WITHOUT_FIGURES = ("suite", "launches", "sanitizer", "memcheck", "racecheck")
 Document = Mapping[str, Any]
 Line = Sequence[str]
 
@@ -82,15 +83,26 @@ def counted(log: Path) -> dict[str, int] | None:
 def page(found: Document) -> str:
     lines = [f"# {found['stem']}", "", f"{found['what']}, {found['seconds']} s in all", *machine(found)]
     lines += ["", *table(("part", "outcome", "s", "at most"), part_rows(found))]
-    for title, head, rows in (*fixed(found), *sweep(found), *breakdowns(found), *steps(found)):
+    sections = [*fixed(found), *sweep(found), *breakdowns(found), *steps(found)]
+    for title, head, rows in sections:
         lines += ["", f"## {title}", "", *table(head, rows)]
+    if not sections:
+        lines += ["", f"no figures: {no_figures(found['parts'])}"]
     return "\n".join(lines) + "\n"
+
+
+def no_figures(parts: Sequence[Document]) -> str:
+    """What became of the parts that measure, in one line."""
+    outcomes = [f"{part['name']} {part['outcome']}" for part in parts if part["name"] not in WITHOUT_FIGURES]
+    return ", ".join(outcomes) or "no part that measures was begun"
 
 
 def machine(found: Document) -> Iterator[str]:
     """One line of the first that knows it."""
     for bench in found["benches"].values():
         on = bench["machine"]
+        if on is None:  # it ended before its model was there
+            continue
         name = on["gpu"] or on["cpu"]
         driver = f", driver {on['driver']}" if on["driver"] else ""
         yield ""

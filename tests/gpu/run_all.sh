@@ -23,8 +23,8 @@ SANITIZER_SECONDS=${SANITIZER_SECONDS:-50}
 ALL_SECONDS=${ALL_SECONDS:-520} # of 540: what does not heed the end gets 10 more, and the tables take a second
 LEAST_SECONDS=${LEAST_SECONDS:-15} # that a part is begun for
 # 32k is measured by itself, so that a card too slow for 256k has a sweep at all
-SWEEP_CONTEXT=33280 LONG_CONTEXT=262144 RUNS=3
-if [[ $small == 1 ]]; then SWEEP_CONTEXT=800 LONG_CONTEXT=1100 RUNS=1; fi
+SWEEP_CONTEXT=33280 LONG_CONTEXT=262144 RUNS=3 fixed=(--protocol fixed16,breakdown)
+if [[ $small == 1 ]]; then SWEEP_CONTEXT=800 LONG_CONTEXT=1100 RUNS=1 fixed+=(--context 512); fi
 began=$SECONDS
 
 stem=$("$PYTHON" tests/gpu/times.py --stem) || exit 1
@@ -90,11 +90,11 @@ bench() { # name, seconds, arguments …; 11: it does not fit this card
 
 part suite "$SUITE_SECONDS" "$PYTHON" tests/gpu/run.py
 for layout in fp8 nvfp4; do
-  bench "$layout-1" "$BENCH_SECONDS" --layout "$layout" --protocol fixed16,breakdown --runs "$RUNS"
-  bench "$layout-2" "$AGAIN_SECONDS" --layout "$layout" --protocol fixed16,breakdown --runs "$RUNS"
+  bench "$layout-1" "$BENCH_SECONDS" --layout "$layout" "${fixed[@]}" --runs "$RUNS"
+  bench "$layout-2" "$AGAIN_SECONDS" --layout "$layout" "${fixed[@]}" --runs "$RUNS"
 done
 # everything but the experts in FP8: less to read, and products at twice the rate
-DGEMMA_OPS=fp8-soft bench nvfp4-light "$AGAIN_SECONDS" --layout nvfp4 --protocol fixed16,breakdown --runs "$RUNS" \
+DGEMMA_OPS=fp8-soft bench nvfp4-light "$AGAIN_SECONDS" --layout nvfp4 "${fixed[@]}" --runs "$RUNS" \
   --fp8-attention --fp8-mlp --fp8-embedding
 bench context-32k "$SWEEP_SECONDS" --layout nvfp4 --protocol context --context "$SWEEP_CONTEXT" --runs 1
 bench context-256k "$LONG_SWEEP_SECONDS" --layout nvfp4 --protocol context --context "$LONG_CONTEXT" --runs 1

@@ -177,6 +177,18 @@ def test_a_prompt_faster_than_a_step_has_no_rate() -> None:
     assert values["decode_tok_s"] == pytest.approx(7 / 2.0)
 
 
+def test_a_prompt_that_takes_less_than_a_tenth_of_a_step_has_no_rate() -> None:
+    """A median step takes 200 ms, and the first draft comes 219 or 221 ms behind the question."""
+    for seconds, known in ((0.119, False), (0.121, True)):
+        values, missing = figures_of([(seconds, script()[0][1]), *script()[1:]])
+        assert (values["prefill_tok_s"] is not None) is known and ("prefill_tok_s" in missing) is not known
+    quick = [(0.115, script()[0][1]), *script()[1:]]
+    speaker = Script([quick, quick])  # 15 ms each, and together no more of a step
+    how = bench(speaker)
+    values, _ = measure.figures([measure.answer(speaker, ADAPTIVE, None, how) for _ in range(2)], how)
+    assert values["prefill_tok_s"] is None
+
+
 def test_energy_is_that_of_the_answer_or_says_why_not() -> None:
     meter = Meter()
     figures_of(script(), meter=meter)
@@ -336,7 +348,7 @@ def test_the_sweep(context: int, canvas: int, lengths: tuple[int, ...]) -> None:
         assert [len(task.prompt) for task in tasks] == list(found)
         assert {task.max_tokens for task in tasks} == {2 * canvas} and {task.config.steps for task in tasks} == {16}
     else:
-        with pytest.raises(UsageError, match="leaves no prompt"):
+        with pytest.raises(UsageError, match="leaves the context sweep no prompt"):
             protocols.sweep(GENERATION, canvas=canvas, context=context, vocabulary=range(64), seed=0)
 
 
@@ -379,6 +391,11 @@ def test_shipped_prompts(demo: str | None, names: list[str]) -> None:
         ({"demo": True, "protocol": "fixed16,quick"}, "no protocol is called 'quick'"),
         ({"demo": True, "protocol": " , "}, "names nothing"),
         ({"demo": True, "runs": 0}, "0 runs"),
+        ({"model": " "}, "--model names nothing"),
+        (
+            {"demo": True, "against": "transformers", "fp8_mlp": True, "fp8_attention": True},
+            "--fp8-attention, --fp8-mlp",
+        ),
         ({"demo": True, "seed": 1 << 64}, "out of range"),
         ({"demo": True, "seed": -1}, "out of range"),
         ({"demo": True, "context": 0}, "a context of 0"),
@@ -687,6 +704,26 @@ def test_steps_that_were_cut_are_shown_and_not_in_the_ratio() -> None:
         assert text.count("stopped early") == 1
 
 
+def test_threads_that_wait_for_each_other_are_shown_and_not_in_the_ratio() -> None:
+    one, two = TRANSFORMERS["per_step"]
+    slow = two | {"ms": {name: ms * 60 for name, ms in one["ms"].items()}, "ratio": 0.5}
+    found = TRANSFORMERS | {"per_step": [one, slow]}
+    assert report.ratios(found)["per_step"] == 1.5
+    text = text_of(document(against={"what": "transformers", "found": found, "ratio": report.ratios(found)}))
+    assert text.count("slower than with fewer threads") == 1 and "120.000" in text
+    ours_alone = two | {"ms": two["ms"] | {"ours": 9.0}, "ratio": 0.5}  # theirs gain by them: that counts
+    assert report.ratios(TRANSFORMERS | {"per_step": [one, ours_alone]})["per_step"] == 0.5
+
+
+def test_one_run_and_all_the_steps() -> None:
+    found = document(runs=1)
+    assert "--seed 7, 1 run behind a warm-up" in text_of(found)
+    (fixed,) = found["protocols"]["fixed16"]["tasks"]
+    for confidence, words in ((0.0, "fixed16: exactly 3 steps"), (0.1, "fixed16: at most 3 steps")):
+        fixed["confidence"] = confidence
+        assert words in text_of(found)
+
+
 def test_the_comparison_is_shown() -> None:
     against = {"what": "transformers", "found": TRANSFORMERS, "ratio": report.ratios(TRANSFORMERS)}
     lines = [" ".join(line.split()) for line in text_of(document(against=against)).splitlines()]
@@ -729,6 +766,20 @@ def test_an_endpoint_is_set_beside_the_same_figures() -> None:
     assert ratio["per_step"] is ratio["per_canvas"] is None
     text = text_of(document(against={"what": "http://x", "found": found, "ratio": ratio}))
     assert "- canvas_ms: no whole canvas" in text
+
+
+def test_a_server_that_gave_fewer_tokens_has_no_ratio() -> None:
+    found = {
+        "url": "http://x", "model": "m", "version": None, "settings": "not read", "same_steps": True, "notes": [],
+        "median": {"ttft_ms": 1.0, "canvas_ms": 1.0, "end_to_end_tok_s": 1.0, "decode_tok_s": 1.0}, "missing": {},
+        "no_ratio": "the server gave 3 tokens",
+    }  # fmt: skip
+    ours = document()["protocols"]["fixed16"]["tasks"][0]["figures"]
+    ratio = report.endpoint_ratios(ours, found)
+    assert ratio == dict.fromkeys(report.RATIOS)
+    text = text_of(document(against={"what": "http://x", "found": found, "ratio": ratio}))
+    assert "against http://x: no ratio" in text and "the server gave 3 tokens" in text
+    assert "so many times as fast" not in text
 
 
 class Screen(io.StringIO):
@@ -800,6 +851,7 @@ def test_synthetic_needs_torch_and_triton_alone() -> None:
 
 
 def test_synthetic_that_does_not_fit_is_refused_with_sizes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("DGEMMA_GPU_SUITE_SMALL", "0")
     monkeypatch.setattr("dgemma_local.card.host_memory", lambda: 2 * 10**9)
     assert bare.main(["--synthetic", "26b", "--device", "cpu", "--layout", "bf16"]) == 11
     what, fix = capsys.readouterr().err.splitlines()[-2:]
@@ -827,6 +879,99 @@ def test_two_lines_on_a_bare_machine(flags: list[str], code: int, what: str, cap
     assert error.startswith("error: ") and what in error and fix.startswith("  fix: ") and said.out == ""
 
 
+def test_the_26b_model_is_not_made_on_a_cpu_unless_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local.bench import subject, synthetic
+
+    class Made(Exception):
+        pass
+
+    def make(*_: Any, **__: Any) -> None:
+        raise Made
+
+    said: list[str] = []
+    monkeypatch.setattr(synthetic, "make", make)
+    monkeypatch.setattr("dgemma_local.card.host_memory", lambda: 10**12)
+    with pytest.raises(UsageError) as refused:
+        subject.open_synthetic("fp8", device=None, context=None, seed=0, say=said.append)
+    assert " GB of memory" in refused.value.what and "minutes" in refused.value.what and not said
+    assert "--demo" in refused.value.fix and "--device cpu" in refused.value.fix
+    with pytest.raises(Made):
+        subject.open_synthetic("fp8", device="cpu", context=None, seed=0, say=said.append)
+    assert said[-1] == "on a CPU: a step takes minutes, and an answer many of them"
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setenv("DGEMMA_GPU_SUITE_SMALL", "1")
+    with pytest.raises(Made):
+        subject.open_synthetic("fp8", device=None, context=512, seed=0, say=(said := []).append)
+    assert told == [1] and said == ["making the 26B model of random numbers, fp8"]
+
+
+def test_the_layouts_that_flags_know_are_those_that_can_be_made() -> None:
+    from dgemma_local.bench import synthetic
+
+    assert set(request.LAYOUTS) == set(synthetic.LAYOUTS)
+
+
+def test_flags_are_refused_without_torch() -> None:
+    code = (
+        "import sys; from dgemma_local.bench.__main__ import main; "
+        "assert main(['--synthetic', '26b', '--layout', 'int4']) == 2; "
+        "assert main(['--demo', '--json', '']) == 2; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+# ── the process's output ──────────────────────────────────────────────────────────────────────────────────────────
+
+QUICK = """
+import sys, types
+from dgemma_local.bench import __main__ as bare, command, request, streams
+def run(wanted, say, file, show):
+    ACTION
+command.run = run
+bare._show = lambda document: (sys.stdout.write("x" * 200000), sys.stdout.flush())
+streams.prepare()
+sys.exit(bare.main(["--demo"]))
+"""
+
+
+def ended(action: str, shell: str) -> tuple[int, str]:
+    """The exit code and stderr of a bench that does this, under a shell line; $RUN is the command."""
+    done = subprocess.run(
+        ["bash", "-c", f'RUN=("$0" -c "$1"); {shell}', sys.executable, QUICK.replace("ACTION", action)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("action", "shell", "code", "said"),
+    [
+        ("show({})", '"${RUN[@]}" | true; exit "${PIPESTATUS[0]}"', 141, ""),
+        ("show({})", '"${RUN[@]}" >&-', 141, ""),
+        (
+            "show({})",
+            '"${RUN[@]}" >/dev/full',
+            1,
+            "error: the output cannot be written: No space left on device\n  fix: ",
+        ),
+        (
+            "pass",
+            'env -u PYTHONUNBUFFERED "$0" -m dgemma_local.bench --help >/dev/full',
+            1,
+            "error: the output cannot be written: No space left on device\n  fix: ",
+        ),
+        ("say('a'); show({})", '"${RUN[@]}" 2>&- >/dev/null', 0, ""),
+        ("say('a'); show({})", '"${RUN[@]}" 2>/dev/full >/dev/null', 0, ""),
+        ("import os; os.kill(os.getpid(), 15)", '"${RUN[@]}"', 143, ""),
+        ("raise KeyboardInterrupt", '"${RUN[@]}"', 130, "interrupted"),
+    ],
+)
+def test_how_a_process_ends(action: str, shell: str, code: int, said: str) -> None:
+    found, stderr = ended(action, shell)
+    assert found == code and stderr.startswith(said) and stderr.count("\n") == said.count("\n") + bool(said)
+
+
 def test_both_front_ends_take_the_same_flags() -> None:
     import inspect
 
@@ -852,6 +997,20 @@ def test_no_speed_over_a_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ops, "replaced", lambda: frozenset({"route"}))  # when it was opened
     with pytest.raises(BenchRefused, match="route"):
         command.require_sound_kernels(subject)
+
+
+def test_a_page_without_figures_says_what_became_of_them(tmp_path: Path) -> None:
+    """One bench was ended before its model was there; what has figures has no such line."""
+    from gpu import merge
+
+    parts = [("suite", "0"), ("fp8-1", "124"), ("times", "3")]
+    (tmp_path / "one-parts.tsv").write_text("".join(f"{name}\t{code}\t1\t2\tlog\n" for name, code in parts))
+    (tmp_path / "one-fp8-1.json").write_text(report.line(command._head(request.Request(model="demo"))))
+    found = merge.merged(tmp_path, "one", 3)
+    assert merge.page(found).endswith("\nno figures: fp8-1 cut, times failed, exit code 3\n")
+    times = {"steps": {"a step": {"ms": 1.0, "ms_predicted": None, "launches": 1}}}
+    assert "no figures" not in merge.page(found | {"times": times})
+    assert "no part that measures was begun" in merge.page(found | {"parts": []})
 
 
 def test_labels(monkeypatch: pytest.MonkeyPatch) -> None:

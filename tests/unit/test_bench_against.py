@@ -196,7 +196,7 @@ def test_other_tensors_than_transformers_knows_are_refused(tmp_path: Path) -> No
     tensors = write_tiny(tmp_path, 0)
     tensors["model.decoder.layers.0.surplus"] = torch.ones(3)
     write_tensors(tmp_path, tensors)
-    with pytest.raises(CheckpointError, match=r"do not agree on 1 tensors: model\.decoder\.layers\.0\.surplus"):
+    with pytest.raises(CheckpointError, match=r"do not agree on 1 tensor: model\.decoder\.layers\.0\.surplus"):
         transformers_side.open_theirs(tmp_path, torch.float32, torch.device("cpu"))
 
 
@@ -439,7 +439,7 @@ def test_the_protocol() -> None:
     }
     assert (found["url"], found["model"], found["version"]) == (server.url, MODEL, "0.26.0")
     assert (found["settings"], found["missing"], found["notes"]) == (NOT_READ, {}, [UNKNOWN_STEPS])
-    assert found["same_steps"] is False
+    assert found["same_steps"] is False and found["no_ratio"] is None
     assert (found["prompt_tokens"], found["asked_tokens"], len(found["requests"])) == (3, 1024, 2)
     # the clock is looked at once a line: two lines an event, the first of them without a token
     assert found["median"] == {
@@ -460,6 +460,7 @@ def test_what_sets_a_server_apart_is_said() -> None:
         UNKNOWN_STEPS,
         "an answer has 512 tokens, and 1,024 were asked for",
     ]
+    assert found["no_ratio"] == "the server gave 512 tokens, and 1,024 were asked for"
 
 
 def test_the_median_is_of_the_requests_behind_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

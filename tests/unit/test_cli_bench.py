@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
+from vllm_server import Manner, VllmServer
 
 from dgemma_local import cli
 from dgemma_local.bench import __main__ as bare
@@ -16,6 +17,14 @@ from dgemma_local.bench import report
 
 def dgemma(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["bench", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that a self-test replaces here are replaced no longer than a test."""
+    from dgemma_local import ops
+
+    monkeypatch.setattr(ops, "_replaced", frozenset())
 
 
 def error(found: Result, code: int) -> tuple[str, str]:
@@ -58,7 +67,7 @@ def test_the_demo(tmp_path: Path) -> None:
         document["memory"]["of"] == "process" and document["memory"]["peak_bytes"] > document["memory"]["planned_bytes"]
     )
     assert document["machine"]["gpu"] is None and document["machine"]["threads"] == 1
-    assert "fixed16: a warm-up, and 1 runs" in found.stderr
+    assert "fixed16: a warm-up, and 1 run" in found.stderr
 
 
 def test_the_text_demo_knows_its_prompts() -> None:
@@ -155,7 +164,7 @@ def test_the_file_grows_with_each_task_and_peak_memory_is_of_the_answers(
 
     def taken(*_: Any) -> Any:
         used[0] = 99
-        if len(seen) > 4:
+        if len(seen) > 5:
             raise KeyboardInterrupt
         return []
 
@@ -168,15 +177,16 @@ def test_the_file_grows_with_each_task_and_peak_memory_is_of_the_answers(
     monkeypatch.setattr(machine, "peak_memory", lambda device: (used[0], "process"))
     monkeypatch.setattr(breakdown, "breakdown", taken)
     monkeypatch.setattr(json_file.JsonFile, "write", watched)
-    flags = ("--demo", "--context", "192", "--runs", "1", "-q", "--json", str(file), "--protocol")
+    flags = ("--demo", "--context", "300", "--runs", "1", "-q", "--json", str(file), "--protocol")
     found = read(dgemma(*flags, "fixed16,adaptive,breakdown"))
 
     def state(document: dict[str, Any]) -> tuple[Any, ...]:
         counts = {name: len(one["tasks"]) for name, one in document["protocols"].items()}
-        return document["complete"], counts, document["memory"]["peak_bytes"]
+        return document["complete"], counts, (document["memory"] or {}).get("peak_bytes")
 
     both = {"fixed16": 1, "adaptive": 3}
     assert [state(one) for one in seen] == [
+        (False, {}, None),
         (False, {"fixed16": 1}, 2),
         (False, {"fixed16": 1, "adaptive": 1}, 3),
         (False, {"fixed16": 1, "adaptive": 2}, 4),
@@ -185,7 +195,8 @@ def test_the_file_grows_with_each_task_and_peak_memory_is_of_the_answers(
         (True, both | {"breakdown": 0}, 4),
     ]
     assert seen[-1] == found and all({*one} == {*found} for one in seen)
-    assert seen[0]["machine"]["threads"] == 1 and seen[0]["memory"]["planned_bytes"] > 0
+    assert seen[1]["machine"]["threads"] == 1 and seen[1]["memory"]["planned_bytes"] > 0
+    assert seen[0]["subject"] is seen[0]["machine"] is None
     used[0] = 1
     cut = dgemma(*flags, "fixed16,breakdown")
     assert cut.exit_code == 130 and cut.stdout == ""
@@ -205,7 +216,7 @@ def test_figures_that_mean_nothing_are_in_no_file(tmp_path: Path, monkeypatch: p
         return repeat(speaker, task, *given)
 
     monkeypatch.setattr(measure, "repeat", differ)
-    flags = ("--demo", "--context", "192", "--runs", "1", "--protocol", "fixed16,adaptive")
+    flags = ("--demo", "--context", "300", "--runs", "1", "--protocol", "fixed16,adaptive")
     assert error(dgemma(*flags, "--json", str(file)), 13)[0] == "they differ"
     assert not file.exists()
 
@@ -230,6 +241,120 @@ def test_a_disk_that_is_full_ends_with_two_lines_behind_the_tables(
     assert "cannot be written: full" in said.err and json.loads(said.out.splitlines()[-1])["complete"] is True
 
 
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is measured or made from now on is a mistake."""
+    from dgemma_local.bench import measure, subject
+
+    def mistake(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(measure, "repeat", mistake)
+    monkeypatch.setattr(subject, "open_model", mistake)
+    monkeypatch.setattr(subject, "open_synthetic", mistake)
+
+
+def test_a_word_that_ops_do_not_know_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untouched(monkeypatch)
+    monkeypatch.setenv("DGEMMA_OPS", "nonsense")
+    what, _ = error(dgemma("--demo", "--json", str(tmp_path / "x.json")), 2)
+    assert "DGEMMA_OPS has the word 'nonsense'" in what and not list(tmp_path.iterdir())
+
+
+def test_a_file_of_a_run_before_is_none_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the model is opened leaves that nothing was measured; a refusal leaves nothing."""
+    from dgemma_local import selftest
+    from dgemma_local.bench import subject
+    from dgemma_local.errors import CheckpointError
+
+    file = tmp_path / "out.json"
+    flags = ("--demo", "--protocol", "fixed16", "--context", "192", "--json", str(file))
+    raised: list[BaseException] = [KeyboardInterrupt(), CheckpointError("broken", "mend it")]
+
+    def opened(*_: Any, **__: Any) -> Any:
+        assert json.loads(file.read_text())["complete"] is False
+        raise raised.pop(0)
+
+    with monkeypatch.context() as then:
+        then.setattr(subject, "open_model", opened)
+        file.write_text('{"complete": true}')
+        assert dgemma(*flags).exit_code == 130
+        left = json.loads(file.read_text())
+        assert left["complete"] is False and left["protocols"] == {} and left["subject"] is None
+        assert dgemma(*flags).exit_code == 6 and not file.exists()
+    file.write_text('{"complete": true}')
+    monkeypatch.setattr(selftest, "needed", lambda network: True)
+    monkeypatch.setattr(selftest, "failing", lambda network, context: [selftest.Outcome("route", False, "NaN")])
+    error(dgemma(*flags), 13)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("protocols", "least"), [("fixed16,adaptive", 213), ("context,fixed16,adaptive", 213), ("context", 193)]
+)
+def test_a_context_too_short_for_one_protocol_is_refused_before_any_is_measured(
+    protocols: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what all of them need."""
+    from dgemma_local.bench import measure
+
+    real = measure.repeat
+    monkeypatch.setattr(measure, "repeat", None)
+    flags = ("--demo", "--runs", "1", "-q", "--protocol", protocols, "--context")
+    what, fix = error(dgemma(*flags, str(least - 1)), 2)
+    assert f"a context of {least - 1} tokens" in what and fix == f"give --context {least} or more"
+    monkeypatch.setattr(measure, "repeat", real)
+    assert read(dgemma(*flags, str(least)))["complete"] is True
+
+
+@pytest.mark.parametrize(("protocols", "least"), [("fixed16,adaptive", 213), ("fixed16,context", 193)])
+def test_of_several_protocols_that_do_not_fit_the_one_that_needs_most_is_named(protocols: str, least: int) -> None:
+    _, fix = error(dgemma("--demo", "--context", "150", "--protocol", protocols), 2)
+    assert fix == f"give --context {least} or more"
+
+
+def test_a_server_that_holds_too_little_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local.bench import measure
+
+    monkeypatch.setattr(measure, "repeat", None)
+    flags = ("--demo", "--protocol", "fixed16", "--runs", "1", "--context", "192", "--against")
+    with VllmServer(Manner(longest=191)) as server:
+        what, fix = error(dgemma(*flags, server.url), 14)
+    assert "a context of 191 tokens, and 192 are asked for" in what and "--max-model-len 192" in fix
+
+
+def test_a_server_that_fails_does_not_take_our_figures_along(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    flags = ("--demo", "--protocol", "fixed16", "--runs", "1", "--context", "192", "--json", str(file), "--against")
+    with VllmServer(Manner(failure="broken")) as server:
+        found = dgemma(*flags, server.url)
+    assert found.exit_code == 14 and "Traceback" not in found.output
+    what, fix = found.stderr.splitlines()[-2:]
+    assert "answers with an error: out of memory" in what and fix.startswith("  fix: ")
+    document = json.loads(found.stdout.splitlines()[-1])
+    assert document == json.loads(file.read_text()) and document["complete"] is True
+    assert document["protocols"]["fixed16"]["tasks"][0]["figures"]["step_ms_p50"]["median"] > 0
+    assert document["against"]["found"] == {"why_not": what.removeprefix("error: ")}
+    assert set(document["against"]["ratio"].values()) == {None} and "not measured" in found.stdout
+
+
+def test_why_transformers_cannot_take_part_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dtype stays as it is stored, and it is said before our own figures are taken."""
+    from dgemma_local.bench import transformers_side
+
+    monkeypatch.setattr(transformers_side, "find_spec", lambda name: None)
+    flags = ("--demo", "--protocol", "fixed16", "--runs", "1", "--context", "192", "--against", "transformers")
+    found = dgemma(*flags)
+    document = read(found)
+    assert document["subject"]["dtype"] == "bfloat16" and "not installed" in document["against"]["found"]["why_not"]
+    said = found.stderr.splitlines()
+    first, second = (
+        next(i for i, line in enumerate(said) if words in line) for words in ("not installed", "a warm-up")
+    )
+    assert first < second and "in float32" not in found.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "what"),
     [
@@ -243,6 +368,10 @@ def test_a_disk_that_is_full_ends_with_two_lines_behind_the_tables(
         (("--demo", "--against", "http://127.0.0.1:9", "--protocol", "fixed16", "--runs", "1"), 14, "127.0.0.1:9"),
         (("--demo", "--dtype", "float16"), 2, "--dtype"),
         (("--model", "26b-a4b-fp8"), 4, "not on this machine"),
+        (("--model", ""), 2, "--model names nothing"),
+        (("--demo", "--json", ""), 2, "--json names no file"),
+        (("--demo", "--against", "transformers", "--fp8-mlp"), 2, "--fp8-mlp our weights are not those"),
+        (("--synthetic", "26b"), 2, "no CUDA device: on the CPU synthetic 26b nvfp4 takes 1"),
     ],
 )
 def test_two_lines(

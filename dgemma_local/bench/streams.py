@@ -1,0 +1,69 @@
+"""What becomes of the process's output: streams that are closed or full, and being ended, each with its exit code.
+
+As `dgemma` does it, for a machine without typer and rich. Nothing is imported from outside the standard library.
+"""
+
+import errno
+import os
+import signal
+import sys
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import NoReturn
+
+from dgemma_local.errors import BROKEN_PIPE, DgemmaError
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def prepare() -> None:
+    """Before anything is written: exits with BROKEN_PIPE where stdout is closed. SIGTERM and SIGHUP exit with 128 more."""
+    if sys.stderr is None:  # closed by the caller, as is stdout below
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the life of the process
+    if sys.stdout is None:
+        sys.exit(BROKEN_PIPE)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+        with suppress(
+            OSError, ValueError
+        ):  # a pipe left non-blocking by its other owner would lose what it cannot hold
+            os.set_blocking(stream.fileno(), True)
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def say(text: str) -> None:
+    """To stderr, if that can be written: the exit code says the same."""
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except OSError:
+        abandon()
+
+
+def lost(error: OSError) -> int:
+    """The exit code where stdout could not be written, once that is said. Raises `error` where it is another one."""
+    if isinstance(error, BrokenPipeError):
+        abandon()
+        return BROKEN_PIPE
+    if error.errno not in UNWRITABLE:
+        raise error
+    abandon()
+    say(f"error: the output cannot be written: {error.strerror}\n  fix: make room, or write elsewhere")
+    return DgemmaError.exit_code
+
+
+def abandon() -> None:
+    """Silences what can no longer be written; the interpreter's own flush at exit must not find that out again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):  # ValueError: it has no file descriptor
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
