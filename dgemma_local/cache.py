@@ -71,12 +71,6 @@ class Memory(Protocol):
         ...
 
 
-class Continued(Memory, Protocol):
-    """One whose pass may have segments: rows that join, and behind them rows that see those already."""
-
-    def behind(self, rows: int, more: int) -> "Continued": ...
-
-
 @runtime_checkable
 class SlabMemory(Memory, Protocol):
     """What the kernels ask: one fixed place for a layer's keys and values, and what of it a pass sees, on the device."""

@@ -3,15 +3,10 @@
 Heavy imports wait inside the commands, so that `--help` is instant. Errors end in one place, `Commands.invoke`.
 """
 
-import errno
-import os
 import secrets
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -19,8 +14,9 @@ from typer.core import TyperGroup
 from dgemma_local import __version__
 from dgemma_local.cli_bench import Device, Dtype, bench
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer, app_models, pull
-from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, DgemmaError, UsageError
+from dgemma_local.errors import INTERRUPTED, DgemmaError, UsageError
 from dgemma_local.interrupts import import_torch
+from dgemma_local.streams import lost, prepare, say
 
 if TYPE_CHECKING:
     from dgemma_local.session import Session
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
 LARGEST_SEED = (1 << 64) - 1
 LONGEST_LINE = 400  # characters of an error
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, of which typer carries a copy of its own
@@ -47,19 +42,16 @@ class Commands(TyperGroup):
                 raise
             where = getattr(error, "ctx", None) or ctx
             what = getattr(error, "format_message", error.__str__)()
-            _say(f"error: {_line(what)}\n  fix: `{where.command_path} --help` lists what can be given")
+            say(f"error: {_line(what)}\n  fix: `{where.command_path} --help` lists what can be given")
             code = UsageError.exit_code
         except DgemmaError as error:
-            _say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
+            say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
             code = error.exit_code
         except KeyboardInterrupt:
-            _say("interrupted")
+            say("interrupted")
             code = INTERRUPTED
-        except BrokenPipeError:
-            _abandon_output()
-            code = BROKEN_PIPE
         except OSError as error:
-            code = _unwritable(error)
+            code = lost(error)
         raise typer.Exit(code)
 
 
@@ -211,14 +203,14 @@ def run(
         steps=steps,
     )
     with loading.progress(quiet=quiet) as progress:
-        session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress, _say if not quiet else _nothing)
+        session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress, say if not quiet else _nothing)
     if verbose:
         loading.show_proof(session.planned, session.proof, session.mode, session.words)
     elif session.slow_because is not None and session.on_gpu and not quiet:
-        _say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
+        say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
     told = () if quiet else session.notices
     for notice in told:
-        _say(notice)
+        say(notice)
     seed = secrets.randbits(64) if seed is None else seed
     messages = [Message(role="system", content=system)] if system is not None else []
     messages.append(Message(role="user", content=text))
@@ -239,7 +231,7 @@ def run(
     )
     show(timed(events), record, _vocabulary(session), wanted)
     for notice in () if quiet else session.notices[len(told) :]:  # of passes that were captured for this answer
-        _say(notice)
+        say(notice)
     if record.interrupted:
         raise typer.Exit(INTERRUPTED)
     record.require_answer()
@@ -253,7 +245,7 @@ def _picked(model: str, prefer: Prefer | None, *, quiet: bool) -> str:
         return model
     name, why = to_run(quality=prefer is not None)
     if not quiet and why:
-        _say(why)
+        say(why)
     return name
 
 
@@ -299,59 +291,14 @@ def _line(text: str) -> str:
     return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
-def _say(text: str) -> None:
-    """To stderr, if that can be written: the exit code says the same."""
-    try:
-        typer.echo(text, err=True)
-    except OSError:
-        _abandon_output()
-
-
 def _nothing(_: str) -> None:
     """What --quiet says."""
 
 
-def _unwritable(error: OSError) -> int:
-    """The exit code, once it is said that the output cannot be written. Raises `error` where it is another one."""
-    if error.errno not in _UNWRITABLE:
-        raise error
-    _abandon_output()
-    _say(f"error: the output cannot be written: {error.strerror}\n  fix: make room, or write elsewhere")
-    return DgemmaError.exit_code
-
-
-def _abandon_output() -> None:
-    """Silences what can no longer be written."""
-    from dgemma_local.ui.terminal import silence
-
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            silence(stream)
-
-
-def _leave(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def main() -> None:
     """The console script."""
-    if sys.stderr is None:  # closed by the caller, as is stdout below
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the life of the process
-    if sys.stdout is None:
-        sys.exit(BROKEN_PIPE)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(
-            OSError, ValueError
-        ):  # a pipe left non-blocking by its other owner would lose what it cannot hold
-            os.set_blocking(stream.fileno(), True)
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
-            signal.signal(number, _leave)  # by way of an exception: the cursor comes back
+    prepare()  # being ended is an exception, too: the cursor comes back
     try:
         app()
     except OSError as error:  # of what click writes itself, such as --help
-        sys.exit(_unwritable(error))
+        sys.exit(lost(error))

@@ -331,19 +331,6 @@ class DiffusionGemma:
                 return f"layer {number}"
         return NOWHERE_ELSE
 
-    @torch.inference_mode()
-    def first_rows(self, ids: Tensor, canvas: Tensor, cache: Cache) -> Tensor:
-        """ids [T] join the cache, in one pass with a canvas's first step: canvas [L] int64 -> hidden rows [L, D].
-
-        What `encode` and then `hidden(canvas_rows(canvas, None))` come to, with one reading of the weights.
-        """
-        x = torch.cat([self.embed(ids), self.canvas_rows(canvas, None)])
-        later = cache.behind(len(ids), len(canvas))
-        joining = self.segment(x[: len(ids)], cache, causal=True, kv_only=True)
-        hidden = self.through(x, [joining, self.segment(x[len(ids) :], later, causal=False)])
-        cache.advance(len(ids))
-        return hidden
-
     # ── their parts, in order; differentiable, any leading axes ───────────────────────────────────────────────────
 
     def embed(self, ids: Tensor, out: Tensor | None = None) -> Tensor:

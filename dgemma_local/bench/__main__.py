@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dgemma_local.bench import command, report, request, streams
+from dgemma_local import streams
+from dgemma_local.bench import command, report, request
 from dgemma_local.bench.json_file import JsonFile
 from dgemma_local.errors import INTERRUPTED, DgemmaError
 

@@ -144,7 +144,7 @@ def _steps(model: Any, network: DiffusionGemma, committed: int) -> Generator[sam
     cache = model.new_cache()
     before = max(0, committed - L)  # what is left joins the cache with the first step, where passes are shared
     if before:
-        model.encode(ids[:before].to(network.device) if model is network else ids[:before], cache)
+        model.encode(ids[:before], cache)
     yield from model.denoising(ids[before:].tolist(), 0, cache, SETTINGS, PhiloxNoise(0, L, V, network.device))
 
 

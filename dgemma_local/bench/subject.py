@@ -45,12 +45,12 @@ class Subject:
     @property
     def mode(self) -> str:
         """ "graphs", "eager launches: …" or "torch: …"."""
-        return str(getattr(self.model, "mode", "torch"))
+        return str(self.model.mode)
 
     @property
     def shared(self) -> bool:
         """Whether a commit shares its pass with the next canvas's first step."""
-        return bool(getattr(self.model, "joins", 0))
+        return bool(self.model.joins)
 
     @property
     def vocabulary(self) -> Sequence[int]:

@@ -925,7 +925,8 @@ def test_flags_are_refused_without_torch() -> None:
 
 QUICK = """
 import sys, types
-from dgemma_local.bench import __main__ as bare, command, request, streams
+from dgemma_local import streams
+from dgemma_local.bench import __main__ as bare, command, request
 def run(wanted, say, file, show):
     ACTION
 command.run = run

@@ -1,6 +1,6 @@
 """What becomes of the process's output: streams that are closed or full, and being ended, each with its exit code.
 
-As `dgemma` does it, for a machine without typer and rich. Nothing is imported from outside the standard library.
+Of both front ends: nothing is imported from outside the standard library, for machines without typer and rich.
 """
 
 import errno
