@@ -13,7 +13,8 @@
     ├── DoesNotFit                 11   the plan needs more memory than there is
     ├── KernelCrash                12   a kernel ended the CUDA context in its self-test
     ├── BenchRefused               13   a benchmark whose figures would mean nothing: a failed self-test, runs that differ
-    └── EndpointError              14   a server to compare with does not answer as vLLM does
+    ├── EndpointError              14   a server to compare with does not answer as vLLM does
+    └── RecordingError             15   a file that is no recording, or one that cannot be written or exported
 
     130 after Ctrl-C, 141 when the reader of stdout has gone (as `cat` would report it).
 
@@ -113,3 +114,9 @@ class EndpointError(DgemmaError):
     """A server to compare with is not there, refuses, or does not answer as vLLM does."""
 
     exit_code = 14
+
+
+class RecordingError(DgemmaError):
+    """A file is no recording, or one cannot be written, or what is in it cannot be exported as asked."""
+
+    exit_code = 15
