@@ -50,6 +50,7 @@ class Session:
     planned: Planned
     proof: Proof
     slow_because: str | None  # why operations run in plain torch; None where they run on the fused kernels
+    revision: str | None = None  # the commit of the hub's repository that the files are of
     words: tuple[str, ...] = ()  # of DGEMMA_OPS
     found: tuple[str, ...] = ()  # what the kernels' self-test had to say
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
@@ -78,6 +79,17 @@ class Session:
     def steps(self) -> int:
         """Denoising steps a canvas may take, unless told otherwise."""
         return self.generation.steps
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a recording says of how it came about, in plain values."""
+        network = self.conversation.model
+        names = ("t_min", "t_max", "entropy_bound", "confidence", "stability")
+        return {name: getattr(self.generation, name) for name in names} | {
+            "context": self.conversation.context,
+            "device": network.device.type,
+            "operations": self.mode,
+        }
 
     def answer(
         self,
@@ -193,6 +205,7 @@ def open_session(
         tokenizer=tokenizer,
         generation=generation,
         conversation=Conversation(runner, agreed.room),
+        revision=folder.name if folder.parent.name == "snapshots" else None,  # as the hub's cache lays them out
         slow_because=ops.why_torch(network.device, network.dtype),
         words=tuple(sorted(ops.wishes())),
         found=tuple(found),

@@ -84,7 +84,8 @@ class Seen:
     step: StepDone | None = None  # its latest
     states: tuple[State, ...] = ()  # of that step
     held: tuple[tuple[int, ...], ...] = ()  # what each position of this canvas held while accepted, in order, each once
-    means: tuple[float, ...] = ()  # entropy in nats, mean over the canvas, after each step of this canvas
+    trail: tuple[tuple[float, ...], ...] = ()  # entropy of every position, after each step of this canvas; nats
+    means: tuple[float, ...] = ()  # of those, over the canvas
     accepted: tuple[int, ...] = ()  # positions, after each step of this canvas
     thaws: int = 0  # of all canvases
     replacements: int = 0  # of all canvases
@@ -151,6 +152,7 @@ def _stepped(seen: Seen, step: StepDone, seconds: float) -> Seen:
         step=step,
         states=found,
         held=tuple(map(_held, held, step.accepted, step.next)),
+        trail=(*(seen.trail if same else ()), step.entropy),
         means=(*(seen.means if same else ()), sum(step.entropy) / max(1, len(step.entropy))),
         accepted=(*(seen.accepted if same else ()), sum(step.accepted)),
         thaws=seen.thaws + found.count(State.THAWED),

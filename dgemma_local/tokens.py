@@ -180,6 +180,10 @@ class Tokenizer:
         """Whether the token steers instead of being read: flagged special in tokenizer.json, or in `special`."""
         return token in self._control
 
+    def is_mark(self, token: int) -> bool:
+        """Whether a view draws a mark instead of the token's text: control tokens, and ids that nothing was trained on."""
+        return self.is_control(token) or self.piece(token).startswith("<unused")
+
     def ends_character(self, token: int) -> bool:
         """Whether text may be cut after this token. Not after a byte: the decoder reads a whole run of bytes at once."""
         name = self._raw.id_to_token(token)
