@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from dgemma_local import __version__
 from dgemma_local.cli_bench import bench
 from dgemma_local.cli_models import app_models, pull
+from dgemma_local.cli_replay import replay
 from dgemma_local.cli_run import run
 from dgemma_local.errors import INTERRUPTED, DgemmaError, UsageError
 from dgemma_local.streams import lost, prepare, say
@@ -82,6 +83,7 @@ def version() -> None:
 
 app.add_typer(app_models, name="models")
 app.command()(run)
+app.command()(replay)
 app.command()(pull)
 app.command()(bench)
 

@@ -1,10 +1,20 @@
 """`dgemma bench`: flags in, `bench.command` behind them, a table and one line of JSON out."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dgemma_local.errors import DgemmaError, UsageError
+from dgemma_local.interrupts import import_torch
+
+if TYPE_CHECKING:
+    from dgemma_local.ui import Record
+    from dgemma_local.ui.record import Timed
+
+DEMO = "demo"  # its name in models.toml
 
 
 class Dtype(StrEnum):
@@ -46,7 +56,17 @@ def bench(
         str | None,
         typer.Option("--against", metavar="WHAT", help="transformers, or the http:// address of a vLLM server."),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", metavar="N", help="Behind a warm-up; all with the same seed.")] = 3,
+    view: Annotated[
+        bool, typer.Option("--view", help="What the canvas view costs the demo model: with it and without, in turn.")
+    ] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            "--runs",
+            metavar="N",
+            help="Behind a warm-up; all with the same seed. Default: 3; of --view 10 pairs, the fewest.",
+        ),
+    ] = None,
     context: Annotated[
         int | None, typer.Option("--context", metavar="N", help="Tokens to plan for. Default: 8192.")
     ] = None,
@@ -77,10 +97,26 @@ def bench(
     """
     from dgemma_local.bench import command
     from dgemma_local.bench.json_file import JsonFile
-    from dgemma_local.bench.request import checked
+    from dgemma_local.bench.request import DEFAULT_RUNS, checked
     from dgemma_local.ui.bench import show_bench
     from dgemma_local.ui.terminal import stderr
 
+    if view:
+        others = {
+            "--model": model,
+            "--synthetic": synthetic,
+            "--layout": layout,
+            "--protocol": protocol,
+            "--against": against,
+            "--context": context,
+            "--dtype": dtype,
+            "--device": device,
+            "--fp8-attention": fp8_attention,
+            "--fp8-mlp": fp8_mlp,
+            "--fp8-embedding": fp8_embedding,
+        }
+        _view([flag for flag, given in others.items() if given], runs, seed, json_file, quiet=quiet)
+        return
     request = checked(
         demo=demo,
         model=model,
@@ -88,7 +124,7 @@ def bench(
         layout=layout,
         protocol=protocol,
         against=against,
-        runs=runs,
+        runs=DEFAULT_RUNS if runs is None else runs,
         context=context,
         seed=seed,
         fp8_attention=fp8_attention,
@@ -102,3 +138,60 @@ def bench(
     command.run(
         request, (lambda text: None) if quiet else notes.say, file, lambda document: show_bench(document, sys.stdout)
     )
+
+
+def _view(others: Sequence[str], pairs: int | None, seed: int, json_file: str | None, *, quiet: bool) -> None:
+    """The demo model on the CPU, with the view and without. others: flags that mean nothing here."""
+    from dgemma_local.bench.json_file import JsonFile
+    from dgemma_local.bench.request import MOST_RUNS
+    from dgemma_local.ui.cost import PAIRS, PROMPT, measure, show_cost
+    from dgemma_local.ui.terminal import stderr
+
+    if others:
+        raise UsageError(f"--view measures the demo model, and {others[0]} means nothing to it", f"drop {others[0]}")
+    pairs = PAIRS if pairs is None else pairs
+    if not PAIRS <= pairs <= MOST_RUNS:
+        raise UsageError(f"{pairs} pairs say little, or take forever", f"ask for {PAIRS} to {MOST_RUNS:,}")
+    notes = stderr()
+    file = JsonFile(json_file, notes.say)
+    import_torch()
+    import torch
+
+    from dgemma_local.channels import AnswerDecoder
+    from dgemma_local.session import Wishes, open_session, timed
+    from dgemma_local.tokens import Message
+    from dgemma_local.ui import Record, Start
+    from dgemma_local.ui.canvas import Vocabulary
+
+    session = open_session(DEMO, Wishes(device=Device.cpu.value))
+    start = Start(
+        model=session.name,
+        demo=True,
+        seed=seed,
+        max_tokens=session.canvas_length,
+        steps=session.steps,
+        canvas_length=session.canvas_length,
+    )
+
+    def ask() -> "tuple[Iterable[Timed], Record]":
+        messages = [Message(role="user", content=PROMPT)]
+        events = session.answer(messages, seed=seed, max_tokens=start.max_tokens)
+        return timed(events), Record(start, AnswerDecoder(session.tokenizer))
+
+    tokenizer = session.tokenizer
+    vocabulary = Vocabulary(text=tokenizer.piece, control=tokenizer.is_mark, ends=frozenset(session.generation.end_ids))
+    subject = {
+        "name": session.name,
+        "device": Device.cpu.value,
+        "canvas_length": session.canvas_length,
+        "threads": torch.get_num_threads(),
+    }
+    file.write({"complete": False})  # what a run before has left is none of this one
+    try:
+        document = measure(ask, vocabulary, subject, seed, pairs, (lambda text: None) if quiet else notes.say)
+    except DgemmaError:
+        file.remove()
+        raise
+    file.write(document)
+    show_cost(document, sys.stdout)
+    file.check()

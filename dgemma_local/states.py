@@ -142,19 +142,16 @@ def see(seen: Seen, event: Event, seconds: float = 0.0) -> Seen:
 
 
 def _stepped(seen: Seen, step: StepDone, seconds: float) -> Seen:
-    same = seen.step is not None and seen.step.canvas == step.canvas
-    before = seen.step if same else None
-    found = states(step, before, seen.ends)
-    held = seen.held if same else ((),) * len(step.next)
+    found = states(step, seen.step, seen.ends)  # a commit has left no step behind
     return replace(
         seen,
         canvas=step.canvas,
         step=step,
         states=found,
-        held=tuple(map(_held, held, step.accepted, step.next)),
-        trail=(*(seen.trail if same else ()), step.entropy),
-        means=(*(seen.means if same else ()), sum(step.entropy) / max(1, len(step.entropy))),
-        accepted=(*(seen.accepted if same else ()), sum(step.accepted)),
+        held=tuple(map(_held, seen.held or ((),) * len(step.next), step.accepted, step.next)),
+        trail=(*seen.trail, step.entropy),
+        means=(*seen.means, sum(step.entropy) / max(1, len(step.entropy))),
+        accepted=(*seen.accepted, sum(step.accepted)),
         thaws=seen.thaws + found.count(State.THAWED),
         replacements=seen.replacements + found.count(State.REPLACED),
         steps=seen.steps + 1,

@@ -59,6 +59,8 @@ class FakeSession:
     slow_because: str | None = "the model is on cpu"
     mode: str = "torch: the model is on cpu"
     words: tuple[str, ...] = ()
+    revision: str | None = None
+    settings: dict[str, object] = field(default_factory=lambda: {"entropy_bound": 0.1})
     notices: tuple[str, ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = None
@@ -120,8 +122,9 @@ def module(session: FakeSession) -> ModuleType:
 
 def main(*arguments: str, **session: Any) -> None:
     """`dgemma ARGUMENTS` in this process, as the console script runs it."""
-    from dgemma_local import cli
+    from dgemma_local import cli, cli_run
 
+    cli_run.import_torch = lambda: None  # it takes seconds, and nothing here needs it
     sys.modules["dgemma_local.session"] = module(FakeSession(**session))
     sys.argv = ["dgemma", *arguments]
     cli.main()

@@ -1,5 +1,7 @@
 """What reader and writer agree on."""
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -7,6 +9,16 @@ FORMAT = "dgemma recording"
 VERSION = 1
 KINDS = ("answer", "thought", "tool_call")  # of committed text
 DIGITS = 3  # of an entropy, behind the point: a thousandth of a nat
+GZIP = 31  # zlib's window of 15 bits, with gzip's header
+GZIP_MAGIC = b"\x1f\x8b"
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened whether or not there is another end
+
+_LONE = re.compile("[\ud800-\udfff]")  # halves of a surrogate pair: JSON can spell them, UTF-8 cannot
+
+
+def sound(text: str) -> str:
+    """`text` that can be encoded: � for what is half a character."""
+    return text if text.isascii() else _LONE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,22 @@
 """A recording, line by line as it happens."""
 
 import json
+import math
+import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from dgemma_local.errors import RecordingError
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
-from dgemma_local.recording.form import DIGITS, FORMAT, VERSION, Header, Word
+from dgemma_local.recording.form import DIGITS, FORMAT, GZIP, GZIP_MAGIC, NONBLOCK, VERSION, Header, Word, sound
 
-_GZIP = 31  # zlib's window of 15 bits, with gzip's header
-_BEST = 9
+_LEVEL = 6  # of zlib
+_HEAD = 512  # bytes in which a recording says what it is
+_ANOTHER = "give another file to --record"
 
 
 class Text(Protocol):
@@ -28,9 +31,9 @@ class Text(Protocol):
 class Recorder:
     """Writes one recording; a context manager.
 
-    Each line is with the operating system before `take` returns. A file that cannot be written any more ends the
-    recording and not the run: `failed` then says why. Raises RecordingError where the file cannot be begun, or holds
-    something else than a recording.
+    Each line is with the operating system before `take` returns: what ends the process costs nothing but the line at
+    work. A file that cannot be written any more ends the recording and not the run: `failed` then says why. Raises
+    RecordingError where `check_target` does, or the first line cannot be written.
     """
 
     def __init__(self, path: Path, header: Header, word: Callable[[int], Word]) -> None:
@@ -38,18 +41,16 @@ class Recorder:
         self.failed: str | None = None
         self._word = word
         self._named: set[int] = set()
-        self._canvas = -1  # whose first step has been written
-        _keep_what_is_no_recording(path)
+        check_target(path)
         try:
-            self._file = path.open("wb", buffering=0)
-        except OSError as error:
-            raise RecordingError(
-                f"{path} cannot be written: {error.strerror}", "give another file to --record"
-            ) from None
-        self._zip = zlib.compressobj(_BEST, wbits=_GZIP) if path.suffix == ".gz" else None
-        known = {name: value for name, value in asdict(header).items() if name != "prompt" or value is not None}
-        values = {"event": "recording", "format": FORMAT, "version": VERSION, **known}
-        self._line(values | {"texts": self._new(header.ends, header.prompt or ())})
+            self._file = _opened(path)
+        except (OSError, ValueError) as error:
+            raise _unwritable(path, error) from None
+        self._zip = zlib.compressobj(_LEVEL, wbits=GZIP) if path.suffix.lower() == ".gz" else None
+        hindered = self._line(_head(header) | {"texts": self._new(header.ends, header.prompt or ())})
+        if hindered is not None:
+            self.close()
+            raise _unwritable(path, hindered)
 
     def __enter__(self) -> "Recorder":
         return self
@@ -62,75 +63,190 @@ class Recorder:
     def take(self, event: Event, seconds: float, pieces: Iterable[Text] = ()) -> None:
         """One event, the seconds it took, and the text it made final."""
         if self.failed is None:
-            texts = {"pieces": [{"kind": piece.kind, "text": piece.text} for piece in pieces]}
             ends = isinstance(event, CanvasCommitted | Finished)
+            texts = {"pieces": [{"kind": piece.kind, "text": sound(piece.text)} for piece in pieces]}
             self._line(self._fields(event) | (texts if ends else {}) | {"seconds": round(seconds, 6)})
 
     def close(self) -> None:
-        if not self._file.closed:
-            if self._zip is not None:
-                self._write(self._zip.flush())
+        """Idempotent."""
+        if self._file.closed:
+            return
+        if self._zip is not None and self.failed is None:
+            self._written(self._zip.flush())
+        try:
             self._file.close()
+        except OSError as error:  # a file over the network says here what it could not keep
+            self._fail(error)
 
     def _fields(self, event: Event) -> dict[str, object]:
         match event:
             case Prefilled():
-                return {"event": "prefilled", **asdict(event)}
-            case StepDone():
-                values = {
-                    "event": "step_done",
-                    "canvas": event.canvas,
-                    "step": event.step,
-                    "steps": event.steps,
-                    "temperature": round(event.temperature, 6),
-                    "draft": event.draft,
-                    "accepted": "".join("01"[each] for each in event.accepted),
-                    "next": event.next,
-                    "entropy": [round(each, DIGITS) for each in event.entropy],
-                    "done": event.done,
+                return {
+                    "event": "prefilled",
+                    "tokens": event.tokens,
+                    "reused": event.reused,
+                    "joining": event.joining,
                 }
-                fed = event.fed if event.canvas != self._canvas else ()  # later steps read the `next` before them
-                self._canvas = event.canvas
-                if fed:
-                    values["fed"] = fed
-                return values | {"texts": self._new(fed, event.draft, event.next)}
+            case StepDone():
+                return self._step(event)
             case CanvasCommitted():
-                return {"event": "canvas_committed", **asdict(event), "texts": self._new(event.tokens)}
+                return {
+                    "event": "canvas_committed",
+                    "canvas": event.canvas,
+                    "tokens": event.tokens,
+                    "kept": event.kept,
+                    "steps": event.steps,
+                    "converged": event.converged,
+                    "texts": self._new(event.tokens),
+                }
             case Finished():
-                return {"event": "finished", **asdict(event), "texts": self._new(event.tokens)}
+                return {
+                    "event": "finished",
+                    "reason": event.reason,
+                    "tokens": event.tokens,
+                    "canvases": event.canvases,
+                    "steps": event.steps,
+                    "texts": self._new(event.tokens),
+                }
+
+    def _step(self, event: StepDone) -> dict[str, object]:
+        fed = event.fed if event.step == 0 else ()  # later steps read the `next` before them
+        return {
+            "event": "step_done",
+            "canvas": event.canvas,
+            "step": event.step,
+            "steps": event.steps,
+            "temperature": round(event.temperature, 6),
+            **({"fed": fed} if fed else {}),
+            "draft": event.draft,
+            "accepted": "".join(["1" if each else "0" for each in event.accepted]),
+            "next": event.next,
+            "entropy": [max(0.0, round(each, DIGITS)) for each in event.entropy],  # rounding left some below 0
+            "done": event.done,
+            "texts": self._new(fed, event.draft, event.next),
+        }
 
     def _new(self, *lists: Sequence[int]) -> list[object]:
         """The texts of tokens that were not named before, in their order."""
-        found: list[object] = []
-        for token in (token for ids in lists for token in ids):
-            if token not in self._named:
-                self._named.add(token)
-                word = self._word(token)
-                found.append({"control": word.text} if word.control else word.text)
-        return found
+        new = [token for ids in lists for token in dict.fromkeys(ids) if token not in self._named]
+        new = list(dict.fromkeys(new))
+        self._named.update(new)
+        return [_text(self._word(token)) for token in new]
 
-    def _line(self, values: dict[str, object]) -> None:
-        line = (json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        self._write(line if self._zip is None else self._zip.compress(line) + self._zip.flush(zlib.Z_SYNC_FLUSH))
+    def _line(self, values: Mapping[str, object]) -> OSError | None:
+        """Writes it, or returns what hindered it."""
+        line = (json.dumps(values, separators=(",", ":")) + "\n").encode()
+        if self._zip is not None:
+            line = self._zip.compress(line) + self._zip.flush(zlib.Z_SYNC_FLUSH)
+        return self._written(line)
 
-    def _write(self, data: bytes) -> None:
-        if self.failed is not None:
-            return
+    def _written(self, data: bytes) -> OSError | None:
         try:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            self.failed = f"{self.path} is recorded in part only: {error.strerror}"
+            self._fail(error)
+            return error
+        return None
+
+    def _fail(self, error: OSError) -> None:
+        self.failed = f"{self.path} is recorded in part only: {error.strerror or error}"
 
 
-def _keep_what_is_no_recording(path: Path) -> None:
-    """Raises RecordingError where `path` holds bytes that are not a recording's."""
+def check_target(path: Path) -> None:
+    """Raises RecordingError where a recording would not be begun at `path`; touches nothing.
+
+    A recording that is there is overwritten, anything else is not. A link is followed. A pipe is written to while
+    somebody reads it; a terminal, and where the process's own output goes, is refused.
+    """
     try:
-        with path.open("rb") as file:
-            head = file.read(512)
+        if path.is_dir():
+            raise RecordingError(f"{path} is a folder", "give a file in it to --record")
+        if not path.parent.is_dir():
+            raise RecordingError(f"there is no folder {path.parent} to record in", _ANOTHER)
+        if _is_output(path):
+            raise RecordingError(f"{path} is where the output goes", _ANOTHER)
+        if path.is_file() and not _is_recording(path):
+            raise RecordingError(f"{path} is there and is no recording", f"{_ANOTHER}, or remove it")
+        place = path if path.exists() else path.parent
+        if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise RecordingError(f"{path} cannot be written: it is not yours to write", _ANOTHER)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: Exception) -> RecordingError:
+    return RecordingError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", _ANOTHER)
+
+
+def _opened(path: Path) -> FileIO:
+    """For writing; a pipe that nobody reads is an error, and not waited for."""
+    file = open(path, "wb", buffering=0, opener=lambda name, flags: os.open(name, flags | NONBLOCK, 0o666))  # noqa: SIM115 - Path.open takes no opener
+    if NONBLOCK:
+        os.set_blocking(file.fileno(), True)
+    return file
+
+
+def _is_output(path: Path) -> bool:
+    """Whether it is a terminal, or the file that stdout or stderr write to."""
+    if not path.exists():
+        return False
+    if path.is_char_device():
+        with _opened(path) as device:
+            return device.isatty()
+    return any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2) if _is_open(number))
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
     except OSError:
-        return  # not there, or said when it is opened for writing
-    if head[:2] == b"\x1f\x8b":
-        head = zlib.decompressobj(_GZIP).decompress(head)
-    if head and f'"{FORMAT}"'.encode() not in head:
-        raise RecordingError(f"{path} is there and is no recording", "give another file to --record, or remove it")
+        return False
+    return True
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether the file holds a recording, what is left of one, or nothing."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if not head:
+        return True
+    if head.startswith(GZIP_MAGIC):
+        try:
+            head = zlib.decompressobj(GZIP).decompress(head, _HEAD)
+        except zlib.error:
+            return False
+    start = json.dumps({"event": "recording", "format": FORMAT}, separators=(",", ":"))[:-1].encode()
+    return f'"{FORMAT}"'.encode() in head or (bool(head) and start.startswith(head))
+
+
+def _head(header: Header) -> dict[str, object]:
+    """The first line, but for its texts."""
+    prompt = {} if header.prompt is None else {"prompt": header.prompt}
+    return {
+        "event": "recording",
+        "format": FORMAT,
+        "version": VERSION,
+        "model": sound(header.model),
+        "revision": header.revision,
+        "demo": header.demo,
+        "seed": header.seed,
+        "canvas_length": header.canvas_length,
+        "steps": header.steps,
+        "max_tokens": header.max_tokens,
+        "ends": header.ends,
+        **prompt,
+        "settings": {sound(str(name)): _plain(value) for name, value in header.settings.items()},
+        "dgemma": header.dgemma,
+    }
+
+
+def _plain(value: object) -> object:
+    """What JSON has a word for; of anything else how it reads."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return sound(str(value))
+
+
+def _text(word: Word) -> object:
+    return {"control": sound(word.text)} if word.control else sound(word.text)

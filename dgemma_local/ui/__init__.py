@@ -3,21 +3,30 @@
     events ─► plain        the answer to stdout, canvas by canvas
            ─► json_lines   one object a line
            ─► live         the canvas at work on stderr, the answer to stdout
+           ─► printed      the same, frame under frame, where the cursor cannot be moved
 
 Nothing here knows a model or a tokenizer: both come in as functions of token ids.
 """
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
+from dgemma_local.errors import UsageError
+from dgemma_local.states import Draft, Seen, summary
 from dgemma_local.ui.canvas import Vocabulary
-from dgemma_local.ui.live import live, never
+from dgemma_local.ui.drawing import FRAMES_PER_SECOND
+from dgemma_local.ui.frame import Sight, View
+from dgemma_local.ui.keys import Keys
+from dgemma_local.ui.live import Pace, live, printed
 from dgemma_local.ui.page import Page
+from dgemma_local.ui.paint import theme
 from dgemma_local.ui.plain import json_lines, plain
 from dgemma_local.ui.record import Record, Start, Timed
-from dgemma_local.ui.terminal import stderr
+from dgemma_local.ui.terminal import Terminal, stderr
 
 __all__ = ["Record", "Start", "Wanted", "show"]
 
@@ -33,35 +42,79 @@ class Wanted:
     stats: bool = False
     quiet: bool = False
     slow: float = 0.0  # seconds
-    hurry: Callable[[], bool] = never  # whether the reader has had enough of `slow`
+    pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C; the end of `slow` and `step`
+    view: View = "text"
+    draft: Draft = "canvas"  # what is drawn where nothing is accepted
+    fps: float | None = None  # at most; None: as many as are seen
+    step: bool = False  # a key for every step
+    theme: str = "auto"  # dark, light, or what the terminal says
 
 
 def show(events: Iterable[Timed], record: Record, vocabulary: Vocabulary, wanted: Wanted) -> None:
-    """Runs the front end that is wanted; `record` then holds what came of it."""
-    terminal, out = stderr(), sys.stdout
-    start = record.start
-    if start.demo and not wanted.as_json:  # there the first line says so; nothing else silences it
-        terminal.say(DEMO, style="dim")
+    """Runs the front end that is wanted; `record` then holds what came of it.
+
+    Raises UsageError, before the first event is asked for, where steps wait for keys and there are none.
+    """
+    terminal = stderr()
+    with _keys(wanted) as keys:
+        _introduce(terminal, record.start, wanted)
+        if wanted.visualize or wanted.stats or record.recorder is not None:
+            record.watched = Seen(vocabulary.ends)
+        began = time.perf_counter()
+        _run(events, record, vocabulary, wanted, terminal, keys)
+        wall = time.perf_counter() - began
     if not wanted.quiet:
-        terminal.say(f"{start.model} · --seed {start.seed}", style="dim")
-    notes = None if wanted.quiet else terminal
-    visualize = wanted.visualize and terminal.redraws
-    if wanted.visualize and not visualize:
-        terminal.say("--visualize needs stderr to be a terminal that can move its cursor; going on without")
-    began = time.perf_counter()
-    if wanted.as_json:
-        json_lines(events, record, out, seconds=wanted.stats)
-    elif visualize:
-        shared = out.isatty()
-        page = Page(out if shared else sys.stderr, notes, whole_lines=True)
-        copy = None if shared else Page(out, None)
-        live(events, record, page, terminal, vocabulary, copy=copy, slow=wanted.slow, hurry=wanted.hurry)
-    else:
-        plain(events, record, Page(out, notes))
-    wall = time.perf_counter() - began
-    if not wanted.quiet:
+        if record.watched is not None and record.steps:
+            terminal.say(summary(record.watched), style="dim")
         for line in record.notices():
             terminal.say(line)
     if wanted.stats and not wanted.quiet:
         for line in record.summary(wall):
             terminal.say(line, style="dim")
+
+
+def _keys(wanted: Wanted) -> "Keys | nullcontext[None]":
+    if not (wanted.step and wanted.visualize):
+        return nullcontext()
+    keys = Keys.open()
+    if keys is None:
+        raise UsageError("--step waits for keys, and there is no terminal to read them from", "give --slow SECONDS")
+    return keys
+
+
+def _introduce(terminal: Terminal, start: Start, wanted: Wanted) -> None:
+    if start.demo and not wanted.as_json:  # there the first line says so; nothing else silences it
+        terminal.say(DEMO, style="dim")
+    if not wanted.quiet:
+        terminal.say(f"{start.model} · --seed {start.seed}", style="dim")
+    if wanted.visualize and not terminal.writes:
+        terminal.say("--visualize needs stderr to be a terminal that knows UTF-8; going on without")
+
+
+def _run(
+    events: Iterable[Timed],
+    record: Record,
+    vocabulary: Vocabulary,
+    wanted: Wanted,
+    terminal: Terminal,
+    keys: Keys | None,
+) -> None:
+    out = sys.stdout
+    notes = None if wanted.quiet else terminal
+    if wanted.as_json:
+        json_lines(events, record, out, seconds=wanted.stats)
+    elif wanted.visualize and terminal.writes:
+        sight = Sight(label=record.start.model, vocabulary=vocabulary, view=wanted.view, draft=wanted.draft)
+        pace = Pace(slow=wanted.slow, keys=keys, pressed=wanted.pressed)
+        shared = out.isatty()
+        page = Page(out if shared else sys.stderr, notes, whole_lines=True)
+        copy = None if shared else Page(out, None)
+        if terminal.redraws:
+            shade = theme(wanted.theme)
+            live(
+                events, record, page, terminal, sight, shade, copy=copy, fps=wanted.fps or FRAMES_PER_SECOND, pace=pace
+            )
+        else:
+            printed(events, record, page, terminal, sight, copy=copy, pace=pace)
+    else:
+        plain(events, record, Page(out, notes))

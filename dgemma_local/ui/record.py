@@ -6,6 +6,8 @@ from typing import Protocol
 
 from dgemma_local.errors import EmptyAnswer
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
+from dgemma_local.recording import Recorder
+from dgemma_local.states import Seen, see
 
 Timed = tuple[Event, float]  # an event and the seconds it took
 
@@ -50,6 +52,8 @@ class Record:
     reader: Reader
     withheld: int = 0
     thinking: bool = False  # asked for with --think
+    recorder: Recorder | None = None  # gets every event
+    watched: Seen | None = None  # what has been seen; None: nobody asks
     text: dict[str, str] = field(default_factory=lambda: {"answer": "", "thought": "", "tool_call": ""})
     prompt: int = 0  # tokens
     reused: int = 0
@@ -82,7 +86,17 @@ class Record:
                 pieces = [*self._feed(len(self._tokens)), *self.reader.close()]
         for piece in pieces:
             self.text[piece.kind] += piece.text
+        if self.watched is not None:
+            self.watched = see(self.watched, event, seconds)
+        if self.recorder is not None:
+            self.recorder.take(event, seconds, pieces)
         return pieces
+
+    @property
+    def seen(self) -> Seen:
+        """Of a record that is watched."""
+        assert self.watched is not None, "nobody has said which tokens end an answer"
+        return self.watched
 
     def _feed(self, upto: int) -> Sequence[Piece]:
         if upto <= self._read:
@@ -124,6 +138,8 @@ class Record:
                 lines.append("interrupted")
             case "end" | "stop":
                 pass
+        if self.recorder is not None and self.recorder.failed is not None:
+            lines.append(self.recorder.failed)
         return lines
 
     def summary(self, wall: float) -> list[str]:

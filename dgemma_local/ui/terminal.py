@@ -45,7 +45,12 @@ class Terminal(Console):
     @property
     def redraws(self) -> bool:
         """Whether a frame can be drawn over another here."""
-        return self.is_terminal and not self.is_dumb_terminal and self.encoding.startswith("utf")
+        return self.writes and not self.is_dumb_terminal
+
+    @property
+    def writes(self) -> bool:
+        """Whether a frame can be printed here, one under another: a terminal that knows our signs."""
+        return self.is_terminal and not self.legacy_windows and self.encoding.startswith("utf")
 
     def say(self, text: str, *, style: str = "", end: str = "\n") -> None:
         """`text` as it is: not wrapped, not interpreted. Where it cannot be written it is lost, and no more than it."""

@@ -1,0 +1,181 @@
+"""A recording as a file to show: .svg .html .cast .gif .png .txt, by the suffix; a module each.
+
+    export(recording, path, options)     writes it whole, or leaves what was there
+    moments, drawn, durations, …         what the formats share
+
+The same recording and options give the same bytes.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+
+from dgemma_local.errors import RecordingError, UsageError
+from dgemma_local.events import CanvasCommitted, StepDone
+from dgemma_local.recording import Recording
+from dgemma_local.states import Draft, Seen, follow
+from dgemma_local.ui.canvas import Row, Vocabulary
+from dgemma_local.ui.frame import SIDE_BY_SIDE, Sight, View, frame
+from dgemma_local.ui.grid import CELL, USUAL, cells_a_row
+from dgemma_local.ui.page import Page
+from dgemma_local.ui.palette import Theme
+from dgemma_local.ui.status import legend_height
+
+STEP_SECONDS = 0.45
+CANVAS_SECONDS = 1.5  # the last step of a canvas
+HOLD_SECONDS = 3.5  # the last of all
+LEAST_HEIGHT = 3  # rows above the legend: status, one of the canvas, one between
+MOST_STATUS = 2  # rows
+SUFFIXES = (".svg", ".html", ".cast", ".gif", ".png", ".txt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is exported, and how it looks."""
+
+    theme: Theme = "dark"
+    view: View = "text"
+    draft: Draft = "canvas"
+    width: int | None = None  # cells; None: what suits the format
+    height: int | None = None  # rows; None: as many as the tallest moment takes
+    canvas: int | None = None  # counted from 1; None: all
+    step: int | None = None  # counted from 1; None: all, and the last one in what does not move
+    seconds: float = STEP_SECONDS  # a step is shown
+    plot: bool = False  # entropy and acceptance over the steps, in a PNG
+
+
+def export(recording: Recording, path: Path, options: Options) -> None:
+    """Writes `path`, in the format of its suffix; a file that was there stays until the new one is whole.
+
+    Raises UsageError on another suffix; RecordingError where there is nothing to draw, what draws it is not installed, or
+    the file cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"{path} cannot be exported: its ending says no format", f"end it in {' '.join(SUFFIXES)}")
+    render: Callable[[Recording, Options], str | bytes]
+    render = import_module(f"{__name__}.{suffix[1:]}").render
+    made = render(recording, options)
+    with _refused(path):
+        _replace(Path(os.path.realpath(path)), made if isinstance(made, bytes) else made.encode())
+
+
+def moments(recording: Recording, options: Options) -> list[Seen]:
+    """What was known after each wanted step, in order; at least one. Raises RecordingError where there is none."""
+    found = [
+        seen
+        for event, seen in zip(recording.events, _seen(recording), strict=True)
+        if isinstance(event, StepDone)
+        and options.canvas in (None, event.canvas + 1)
+        and options.step in (None, event.step + 1)
+    ]
+    if not found:
+        raise _nothing(recording, options)
+    return found
+
+
+def outcome(recording: Recording) -> Seen:
+    """What is known at its end."""
+    return deque(_seen(recording), maxlen=1).pop()
+
+
+def sight(recording: Recording, options: Options) -> Sight:
+    """How the recording is looked at."""
+    vocabulary = Vocabulary(
+        text=lambda token: recording.word(token).text,
+        control=lambda token: recording.word(token).control,
+        ends=frozenset(recording.header.ends),
+    )
+    return Sight(label=recording.header.model, vocabulary=vocabulary, view=options.view, draft=options.draft)
+
+
+def tail(recording: Recording, canvas: int) -> str:
+    """The committed text on the line that a canvas, counted from 0, goes on with."""
+    with Page(StringIO(), None, whole_lines=True) as page:
+        for event, pieces in zip(recording.events, recording.pieces, strict=True):
+            if isinstance(event, CanvasCommitted) and event.canvas < canvas:
+                page.write(pieces)
+        return page.tail
+
+
+def durations(seen: Sequence[Seen], seconds: float) -> list[float]:
+    """Seconds that each moment is shown: the last of a canvas longer, and the last of all longest."""
+    after = [CANVAS_SECONDS if now.canvas != then.canvas else seconds for now, then in pairwise(seen)]
+    return [*after, HOLD_SECONDS]
+
+
+def drawn(recording: Recording, options: Options, width: int, most: int) -> list[tuple[Seen, list[Row]]]:
+    """Every wanted moment with its rows, `width` cells wide, all of one height: the tallest's, and never above `most`."""
+    seen = moments(recording, options)
+    tails = {canvas: tail(recording, canvas) for canvas in {each.canvas for each in seen}}
+    wanted = sight(recording, options)
+    height = options.height or _height(seen, tails, wanted, width, most)
+    return list(zip(seen, _frames(seen, tails, wanted, width, min(height, most)), strict=True))
+
+
+def _frames(
+    seen: Iterable[Seen], tails: Mapping[int, str], wanted: Sight, width: int, height: int
+) -> Iterator[list[Row]]:
+    top = 0
+    for each in seen:
+        shot = frame(each, wanted, width, height, tail=tails[each.canvas], top=top)
+        top = shot.top
+        yield shot.rows
+
+
+def _height(seen: Sequence[Seen], tails: Mapping[int, str], wanted: Sight, width: int, most: int) -> int:
+    """Rows that the tallest moment takes, with one that keeps it off the legend."""
+    beside = wanted.view == "both" and width >= SIDE_BY_SIDE
+    room = width - CELL * USUAL - 3 if beside else width
+    grid = 0
+    if wanted.view == "both" and not beside:
+        grid = max(-(-length // cells_a_row(length, width, most)) for length in (len(each.states) for each in seen))
+    wanted = replace(wanted, view="grid" if wanted.view == "grid" else "text")
+    below = legend_height(room, most)
+    tallest = max(_filled(rows[: len(rows) - below]) for rows in _frames(seen, tails, wanted, room, most))
+    # below its text a grid gets no more than half
+    return max(LEAST_HEIGHT, tallest + 1 + grid, MOST_STATUS + 2 * grid) + legend_height(width, most)
+
+
+def _filled(rows: list[Row]) -> int:
+    """Rows up to the last in which something stands."""
+    return max((n for n, row in enumerate(rows, 1) if any(text.strip() for text, _ink in row)), default=0)
+
+
+def _seen(recording: Recording) -> Iterator[Seen]:
+    return follow(zip(recording.events, recording.seconds, strict=True), frozenset(recording.header.ends))
+
+
+def _nothing(recording: Recording, options: Options) -> RecordingError:
+    canvases = recording.canvases
+    if not canvases:
+        return RecordingError("there is no denoising step in the recording", "record a run that takes at least one")
+    if options.canvas is not None and not 1 <= options.canvas <= len(canvases):
+        return RecordingError(f"there is no canvas {options.canvas}", f"give --canvas 1 to {len(canvases)}")
+    wanted = canvases if options.canvas is None else [canvases[options.canvas - 1]]
+    return RecordingError(f"there is no step {options.step}", f"give --at 1 to {max(map(len, wanted))}")
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What the operating system says against a file, as an error with a cure."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be written: {error.strerror}", "give another file to --export") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        with suppress(OSError):
+            beside.unlink()

@@ -1,0 +1,142 @@
+"""The pictures of README and docs/gallery, from the recordings in examples/recordings.
+
+python tests/make_gallery.py             the pictures again, from the recordings
+python tests/make_gallery.py --record    the recordings again, from the demo models; then the pictures
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgemma_local import __version__
+from dgemma_local.events import CanvasCommitted, Finished
+from dgemma_local.recording import Header, Recorder, Recording, Word, open_recording
+from dgemma_local.ui.export import Options, export
+
+ROOT = Path(__file__).parent.parent
+RECORDINGS, DOCS = ROOT / "examples" / "recordings", ROOT / "docs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What was asked of a demo model."""
+
+    model: str
+    prompt: str
+    seed: int = 1
+    thinking: bool = False
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.prompt}]
+
+
+def sudoku(*rows: str) -> str:
+    return "\n".join(("Solve this sudoku:", *rows))
+
+
+RUNS = {
+    # 32 numbers given; every state occurs, and the answer is right
+    "sudoku.jsonl.gz": Run(
+        model="demo",
+        prompt=sudoku(
+            ".3..6....",
+            ".7...296.",
+            "2.4..91..",
+            "....86.9.",
+            "..6.3..21",
+            ".87.2.4..",
+            ".4.....1.",
+            "1.387....",
+            ".95.1..82",
+        ),
+    ),
+    "thinking.jsonl.gz": Run(
+        model="demo",
+        prompt=sudoku(
+            "..5.29.3.",
+            "....3....",
+            ".9.7....2",
+            "8...4.6..",
+            ".263.1...",
+            ".5..8..97",
+            ".8.41..63",
+            "6......5.",
+            ".72.6.14.",
+        ),
+        thinking=True,
+    ),
+    "table.jsonl": Run(model="demo-text", prompt="Times table of 7."),
+}
+PICTURES = {
+    "canvas.svg": ("sudoku.jsonl.gz", Options()),
+    "canvas-light.svg": ("sudoku.jsonl.gz", Options(theme="light")),
+    "gallery/thinking.svg": ("thinking.jsonl.gz", Options(view="both", width=100)),
+    "gallery/table.svg": ("table.jsonl", Options(theme="light")),
+    "gallery/sudoku.txt": ("sudoku.jsonl.gz", Options()),
+    "gallery/sudoku.cast": ("sudoku.jsonl.gz", Options()),
+    "gallery/sudoku.html": ("sudoku.jsonl.gz", Options()),
+    "gallery/sudoku.gif": ("sudoku.jsonl.gz", Options()),
+    "gallery/sudoku.png": ("sudoku.jsonl.gz", Options(step=16)),
+    "gallery/curves.png": ("sudoku.jsonl.gz", Options(plot=True)),
+}
+
+
+def record(path: Path, run: Run) -> None:
+    """Asks the demo model, and writes down what it does."""
+    from dgemma_local.channels import AnswerDecoder
+    from dgemma_local.session import DEFAULT_MAX_TOKENS, open_session, timed
+
+    for _ in open_session(run.model).answer(run.messages, seed=run.seed, thinking=run.thinking):
+        pass  # torch's first passes are slow; a session of its own, for a second turn would reuse the first one's cache
+    session = open_session(run.model)
+    tokenizer = session.tokenizer
+    header = Header(
+        model=session.name,
+        demo=session.is_demo,
+        seed=run.seed,
+        canvas_length=session.canvas_length,
+        steps=session.steps,
+        max_tokens=DEFAULT_MAX_TOKENS,
+        ends=tuple(session.generation.end_ids),
+        prompt=session.prompt(run.messages, thinking=run.thinking),
+        settings={"thinking": run.thinking},
+        dgemma=__version__,
+    )
+    decoder = AnswerDecoder(tokenizer)
+    with Recorder(path, header, lambda token: Word(tokenizer.piece(token), tokenizer.is_control(token))) as recorder:
+        for event, seconds in timed(session.answer(run.messages, seed=run.seed, thinking=run.thinking)):
+            pieces: list[Any] = []
+            if isinstance(event, CanvasCommitted):
+                pieces = decoder.feed(event.tokens[: event.kept])
+            elif isinstance(event, Finished):
+                pieces = decoder.close()
+            recorder.take(event, seconds, pieces)
+
+
+def recorded(name: str) -> Recording:
+    return open_recording(RECORDINGS / name)
+
+
+def draw(name: str, folder: Path = DOCS) -> Path:
+    """One picture, again."""
+    source, options = PICTURES[name]
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    export(recorded(source), path, options)
+    return path
+
+
+def main() -> None:
+    if "--record" in sys.argv[1:]:
+        RECORDINGS.mkdir(parents=True, exist_ok=True)
+        for name, run in RUNS.items():
+            record(RECORDINGS / name, run)
+    for name in PICTURES:
+        path = draw(name)
+        print(f"{path.stat().st_size:>8} bytes  {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
