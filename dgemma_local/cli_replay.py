@@ -170,7 +170,7 @@ def _opened(file: str) -> "Recording":
         except OSError as error:
             raise RecordingError(f"standard input cannot be read: {error.strerror}", "give a file") from None
     if recording.notice is not None:
-        stderr().say(" ".join(recording.notice.split()))
+        stderr().say(recording.notice)
     return recording
 
 

@@ -12,7 +12,7 @@ from dgemma_local import __version__
 from dgemma_local.cli_bench import Device, Dtype
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer
 from dgemma_local.cli_view import WithDraft, WithTheme, WithView
-from dgemma_local.errors import INTERRUPTED, UsageError
+from dgemma_local.errors import INTERRUPTED, RecordingError, UsageError
 from dgemma_local.interrupts import import_torch
 from dgemma_local.streams import say
 
@@ -205,6 +205,8 @@ def run(
     kept = None if no_prompt else ids
     with _recorder(record_to, session, start, kept, thinking=think) as record.recorder:
         show(timed(events), record, _vocabulary(session), wanted)
+    if record.recorder is not None and record.recorder.failed is not None:
+        raise RecordingError(record.recorder.failed, "make room, or record elsewhere")
     for notice in () if quiet else session.notices[len(told) :]:  # of passes that were captured for this answer
         say(notice)
     if record.interrupted:

@@ -196,7 +196,7 @@ def summary(seen: Seen) -> str:
     """One line of what was seen, for the end of a run."""
     took = f"{_count(seen.canvases, 'canvas', 'canvases')} in {_count(seen.steps, 'step')}"
     if seen.saved:
-        took += f", {seen.saved} saved by stopping early"
+        took += f" ({seen.saved} saved)"
     changed = f"{_count(seen.thaws, 'thaw')}, {_count(seen.replacements, 'replacement')}"
     return f"{took} · {changed}, {_count(seen.corrections, 'correction')}"
 

@@ -143,6 +143,8 @@ def rows(tokens: Iterable[Run], width: int) -> list[Row]:
         if drawn and paper.has_room(cells):
             paper.write(drawn, cells)
         else:
+            if ink.kind is State.PINNED:
+                text = text.replace("\n", f"{NEWLINE}\n")  # a break alone would show nothing of it
             _write(paper, text, width, ink.kind in _BREAKS)
     paper.settle()
     return paper.rows

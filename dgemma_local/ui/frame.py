@@ -20,7 +20,10 @@ View = Literal["text", "grid", "both"]
 
 SIDE_BY_SIDE = 100  # columns from which text and grid share rows
 _BROAD = 160  # columns from which the grid beside the text has its usual width
-_BETWEEN: Run = (" │ ", inked(Chrome.LEGEND))
+_FEWEST_ROWS = 8
+_AROUND = 5  # rows of numbers and legend
+_POSITIONS = 8  # of a canvas that get a row of their own: text with short lines still fits
+BETWEEN: Run = (" │ ", inked(Chrome.LEGEND))
 _CHANGED = frozenset({State.FRESH, State.REPLACED, State.THAWED})
 
 
@@ -64,8 +67,8 @@ def _body(seen: Seen, sight: Sight, width: int, height: int, tail: str, top: int
         return _written(text, width, height, top)
     # Where a terminal reorders a row for its right-to-left text, it would move the cells beside it, too.
     if width >= SIDE_BY_SIDE and not any(leftward(part) for part, _ in text):
-        beside = CELL * (USUAL if width >= _BROAD else FEWEST)
-        room = width - beside - cell_len(_BETWEEN[0])
+        beside = grid_width(width)
+        room = width - beside - cell_len(BETWEEN[0])
         left, top = _written(text, room, height, top)
         right, _ = _heat(seen, beside, height, 0)
         return [_beside(*pair, room) for pair in zip(left, right, strict=True)], top
@@ -78,9 +81,19 @@ def _body(seen: Seen, sight: Sight, width: int, height: int, tail: str, top: int
     return above + below, top
 
 
+def grid_width(width: int) -> int:
+    """Cells of the grid that stands beside the text, of so many in all."""
+    return CELL * (USUAL if width >= _BROAD else FEWEST)
+
+
+def usual(length: int) -> int:
+    """Rows of the frame of a canvas of so many positions, where the terminal has them."""
+    return max(_FEWEST_ROWS, _AROUND + length // _POSITIONS)
+
+
 def _beside(left: Row, right: Row, width: int) -> Row:
     rest = width - sum(cell_len(text) for text, _ in left)
-    return [*left, (" " * rest, _BETWEEN[1]), _BETWEEN, *right] if rest else [*left, _BETWEEN, *right]
+    return [*left, (" " * rest, BETWEEN[1]), BETWEEN, *right] if rest else [*left, BETWEEN, *right]
 
 
 def _text(seen: Seen, sight: Sight, tail: str) -> list[Run]:
@@ -117,6 +130,8 @@ def _window(table: list[Row], width: int, height: int, top: int) -> tuple[list[R
     most = max(seen)
     if 2 * seen[top] < most or (seen[top] < most == changes[-1]):
         top = min((first for first in range(last + 1) if seen[first] == most), key=lambda first: abs(first - top))
+    pinned = next((i for i, row in enumerate(table) if any(ink.kind is State.PINNED for _, ink in row)), top)
+    top = min(max(top, pinned - room + 1), pinned, last)  # what the reader holds is in view
     shown = table[top : top + room]
     return ([*shown, _hidden(top, last - top, width)] if height > 1 else shown), top
 
@@ -129,16 +144,18 @@ def _hidden(above: int, below: int, width: int) -> Row:
 def marked(rows: Iterable[Row]) -> list[str]:
     """Plain text: each row, and below it the marks of its states, where it has any.
 
-    Cells of the grid carry theirs already.
+    Cells of the grid carry theirs already. Of several blank lines one is left.
     """
-    lines = []
+    lines: list[str] = []
     for row in rows:
         marks = ""
         for i, (text, ink) in enumerate(row):
             carried = i + 1 < len(row) and row[i + 1][1].kind is Chrome.HEAT
             mark = MARKS[ink.kind] if isinstance(ink.kind, State) and not carried else " "
             marks += mark * cell_len(text)
-        lines.append("".join(text for text, _ in row).rstrip())
+        line = "".join(text for text, _ in row).rstrip()
+        if line or (lines and lines[-1]):
+            lines.append(line)
         if marks.strip():
             lines.append(marks.rstrip())
     return lines

@@ -31,6 +31,7 @@ NAMES = {
     "c-i": "tab",
     "c-m": "enter",
     "c-j": "enter",
+    "c-h": "backspace",
     " ": "space",
 }
 _PASTES, _NO_PASTES = b"\x1b[?2004h", b"\x1b[?2004l"  # the terminal says where a pasted text begins and ends

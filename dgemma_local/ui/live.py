@@ -14,7 +14,7 @@ from dgemma_local.events import CanvasCommitted, Finished, StepDone
 from dgemma_local.states import Seen
 from dgemma_local.ui.canvas import Row
 from dgemma_local.ui.drawing import FRAMES_PER_SECOND, Drawer
-from dgemma_local.ui.frame import Sight, frame, marked
+from dgemma_local.ui.frame import Sight, frame, marked, usual
 from dgemma_local.ui.keys import Keys, hushed
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
@@ -23,9 +23,6 @@ from dgemma_local.ui.record import Record, Timed
 from dgemma_local.ui.terminal import Terminal
 
 SLICE = 0.05  # seconds that a wait may go on after Ctrl-C
-_FEWEST = 8  # rows of a frame, where the terminal has them
-_AROUND = 5  # rows of numbers and legend
-_CELLS = 8  # positions of a canvas that get a row of their own: text with short lines still fits
 _NEXT = frozenset({"space", "right", "enter"})
 
 
@@ -74,7 +71,7 @@ class Region:
 
     def rows(self, seen: Seen, tail: str) -> Sequence[Row]:
         self.size = width, height = self._terminal.size
-        self._rows = max(self._rows, _height(seen))  # between two canvases there are no positions
+        self._rows = max(self._rows, usual(len(seen.states)))  # between two canvases there are no positions
         drawn = frame(seen, self._sight, width, max(1, min(height - 1, self._rows)), tail=tail, top=self._top)
         self._top = drawn.top
         return drawn.rows
@@ -86,10 +83,6 @@ class Region:
     def settle(self) -> None:
         """The next canvas begins at its first row."""
         self._top = 0
-
-
-def _height(seen: Seen) -> int:
-    return max(_FEWEST, _AROUND + len(seen.states) // _CELLS)
 
 
 def live(
@@ -159,9 +152,11 @@ def printed(
             if isinstance(event, StepDone):
                 pace.sleep()
                 width = terminal.size.width - 1  # many break the line behind the last column by themselves
-                drawn = frame(record.seen, sight, max(1, width), _height(record.seen), tail=page.tail, top=top)
+                drawn = frame(
+                    record.seen, sight, max(1, width), usual(len(record.seen.states)), tail=page.tail, top=top
+                )
                 top = drawn.top
-                for line in (*_spare(marked(drawn.rows)), ""):
+                for line in (*marked(drawn.rows), ""):
                     terminal.say(line)
                 pace.mark()
                 pace.hold()
@@ -177,8 +172,3 @@ def _last(record: Record, pace: Pace) -> None:
     """The last step of a canvas stays as long as any, unless the reader has had enough."""
     if not record.interrupted:
         pace.sleep()
-
-
-def _spare(lines: Sequence[str]) -> list[str]:
-    """One blank line for several."""
-    return [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]

@@ -1,6 +1,7 @@
 """Where text goes: the answer alone to stdout, thoughts and tool calls to stderr."""
 
 from collections.abc import Callable, Iterable
+from io import StringIO
 from typing import TextIO
 
 from dgemma_local.ui.record import Piece
@@ -78,3 +79,10 @@ class Page:
                 sink.end()
             else:
                 sink.put(piece.text)
+
+
+def unfinished(pieces: Iterable[Piece]) -> str:
+    """The line that these leave unfinished, which a live view keeps for what follows."""
+    with Page(StringIO(), None, whole_lines=True) as page:
+        page.write(pieces)
+        return page.tail

@@ -138,8 +138,6 @@ class Record:
                 lines.append("interrupted")
             case "end" | "stop":
                 pass
-        if self.recorder is not None and self.recorder.failed is not None:
-            lines.append(self.recorder.failed)
         return lines
 
     def summary(self, wall: float) -> list[str]:

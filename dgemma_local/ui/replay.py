@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from dgemma_local.recording import Recording
 from dgemma_local.states import Seen, State, summary
 from dgemma_local.ui.canvas import Row, rows, runs
-from dgemma_local.ui.frame import Frame, Sight, frame, marked
+from dgemma_local.ui.frame import Frame, Sight, frame, marked, usual
 from dgemma_local.ui.grid import cells_a_row
 from dgemma_local.ui.keys import Keys
 from dgemma_local.ui.page import Page
@@ -28,7 +28,6 @@ from dgemma_local.ui.terminal import Terminal, stderr
 PAST_ROWS = 6  # of a picked position's history, its headline included
 LEAST_FRAME = 6  # rows that help and history leave to the canvas
 LOOK = 0.25  # seconds after which the size of the terminal is looked at again
-FEWEST, AROUND, CELLS = 8, 5, 8  # rows at least, rows of numbers and legend, positions that get a row of their own
 GAP = 3  # cells between two keys of the help
 SHORTEST_BAR, LONGEST_BAR = 8, 60  # cells
 _WORDS = Ink(Chrome.STATUS)
@@ -48,11 +47,6 @@ def screen(player: Player, width: int, height: int, top: int = 0) -> Frame:
     seen, tail = _seen(player), player.tape.tail(player.step)
     shot = frame(seen, sight(player), width, height - 1 - len(below), tail=tail, top=top)
     return Frame([*shot.rows, *below, _bar(player, width)], shot.top)
-
-
-def usual(length: int) -> int:
-    """Rows of the live view's frame of so many positions, where the terminal has them."""
-    return max(FEWEST, AROUND + length // CELLS)
 
 
 def rows_wanted(player: Player) -> int:
@@ -227,8 +221,6 @@ def _list(player: Player, terminal: Terminal) -> None:
         top = 0 if step in tape.firsts else top
         shot = frame(tape.seen(step), sight(player), width, usual(tape.length), tail=tape.tail(step), top=top)
         top = shot.top
-        lines = marked(shot.rows)
-        for i, line in enumerate(lines):
-            if line or (i and lines[i - 1]):  # one blank line for several
-                terminal.say(line)
+        for line in marked(shot.rows):
+            terminal.say(line)
         time.sleep(player.pause / player.speed)

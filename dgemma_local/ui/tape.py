@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from dgemma_local.events import Event, StepDone
-from dgemma_local.recording import Piece, Recording
+from dgemma_local.recording import Recording
 from dgemma_local.states import Moment, Seen, history, see
 from dgemma_local.ui.canvas import Vocabulary
+from dgemma_local.ui.page import unfinished
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,7 +78,7 @@ class Tape:
     def tail(self, step: int) -> str:
         """Committed text on the line that the canvas of this step goes on with."""
         done = sum(map(len, self._spans[: self.canvas(step)]))  # events
-        return _tail([piece for pieces in self.recording.pieces[:done] for piece in pieces])
+        return unfinished(piece for pieces in self.recording.pieces[:done] for piece in pieces)
 
     def history(self, canvas: int, position: int) -> tuple[Moment, ...]:
         """What became of a position at each step of a canvas."""
@@ -110,13 +111,3 @@ def _spans(recording: Recording) -> Iterator[list[tuple[Event, float]]]:
             begun = True
         span.append((event, seconds))
     yield span
-
-
-def _tail(pieces: list[Piece]) -> str:
-    """As `Page.tail` has it: newlines at its very end may still turn out to be the last."""
-    text = ""
-    for piece in reversed(pieces):
-        if piece.kind != pieces[-1].kind or piece.kind == "tool_call":
-            break
-        text = piece.text + text
-    return text[text.rfind("\n", 0, len(text.rstrip("\n"))) + 1 :]

@@ -212,7 +212,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, export.Options
 
     def take(recording: Recording, path: Path, options: export.Options) -> None:
         calls.append((path, options))
-        path.write_bytes(b"x" * 2_600)
+        path.write_bytes(b"x" * 3_560)
 
     monkeypatch.setattr(export, "export", take)
     return calls
@@ -222,7 +222,7 @@ def test_every_export_is_written_and_said(file: Path, exported: list[tuple[Path,
     out = [file.with_suffix(suffix) for suffix in export.SUFFIXES]
     found = dgemma(file, *(word for path in out for word in ("--export", path)))
     assert (found.exit_code, found.stdout) == (0, "")
-    assert found.stderr == "".join(f"wrote {path} (3 KB)\n" for path in out)
+    assert found.stderr == "".join(f"wrote {path} (4 KB)\n" for path in out)
     assert [path for path, _ in exported] == out
     assert all(options == export.Options() for _, options in exported)
 
@@ -245,7 +245,7 @@ def test_an_export_of_a_damaged_recording_says_what_is_missing(
     file.write_bytes(file.read_bytes()[:-30])
     found = dgemma(file, "--export", file.with_suffix(".svg"))
     assert found.exit_code == 0 and len(exported) == 1
-    assert re.search(r"shown up to there\nwrote .*run\.svg \(3 KB\)\n$", found.stderr)
+    assert re.search(r"shown up to there\nwrote .*run\.svg \(4 KB\)\n$", found.stderr)
 
 
 # On a terminal

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -142,7 +143,7 @@ def test_committed_text_is_in_the_scrollback_and_nothing_else() -> None:
 
 
 def test_a_frame_keeps_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dgemma_local.ui.live._CELLS", 1)  # more rows with positions than without
+    monkeypatch.setattr(sys.modules["dgemma_local.ui.live"], "_CELLS", 1)  # more rows with positions than without
     file = Tty(40, 30)
     page = Page(file, None, whole_lines=True)
     live(timed(spell("Hi\n" * 20)), watched(), page, Sized(file), Sight(label="m", vocabulary=VOCABULARY), "dark",

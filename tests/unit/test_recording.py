@@ -78,6 +78,7 @@ def test_the_maker_makes_what_a_run_has() -> None:
 
 def test_half_a_character_becomes_a_mark_on_both_sides(tmp_path: Path) -> None:
     made = recordings.hostile(lone=True)
+    made.words[4] = Word("\udfff<turn|>", control=True)
     header = replace(made.header, model="\udcff", settings={"\ud800": "\udfff", "odd": Path("a"), "nan": float("nan")})
     path = written(tmp_path, replace(made, header=header))
     assert b"\\ud800" not in path.read_bytes() and b"\\udfff" not in path.read_bytes()

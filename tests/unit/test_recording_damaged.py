@@ -392,6 +392,18 @@ def test_other_ways_to_write_it(tmp_path: Path, bend: Callable[[bytes], bytes], 
         assert (found.notice is None) == (said is None) and str(said or "") in str(found.notice)
 
 
+def test_the_prompt_is_read_once() -> None:
+    found = seen_of(spelled([*parsed()[:3], parsed()[1], *parsed()[3:]]))
+    assert found is not None and found.events == small().events[:2]
+    assert found.notice == "run: line 4: the prompt is read in the middle of the run; shown up to there"
+
+
+def test_zero_has_no_sign() -> None:
+    lines = [*parsed()[:2], parsed()[2] | {"entropy": [-0.0] * 8}]
+    found = seen_of(spelled(lines))
+    assert found is not None and repr(found.canvases[0][0].entropy[0]) == "0.0"
+
+
 # Newer ones
 
 

@@ -147,7 +147,7 @@ def test_what_is_shown() -> None:
 def test_the_summary_counts_in_words() -> None:
     events = run([[step([1, 2], "10"), step([3, 2], "01", 1), step([3, 4], "11", 2, done=True)]])
     assert summary(list(follow([(e, 0.0) for e in events], ENDS))[-1]) == (
-        "1 canvas in 3 steps, 45 saved by stopping early · 1 thaw, 1 replacement, 2 corrections"
+        "1 canvas in 3 steps (45 saved) · 1 thaw, 1 replacement, 2 corrections"
     )
     assert summary(Seen(ENDS)) == "0 canvases in 0 steps · 0 thaws, 0 replacements, 0 corrections"
 

@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+
+from rich.cells import cell_len
 
 from dgemma_local.errors import RecordingError, UsageError
 from dgemma_local.events import CanvasCommitted, StepDone
 from dgemma_local.recording import Recording
 from dgemma_local.states import Draft, Seen, follow
 from dgemma_local.ui.canvas import Row, Vocabulary
-from dgemma_local.ui.frame import SIDE_BY_SIDE, Sight, View, frame
-from dgemma_local.ui.grid import CELL, USUAL, cells_a_row
-from dgemma_local.ui.page import Page
+from dgemma_local.ui.frame import BETWEEN, SIDE_BY_SIDE, Sight, View, frame, grid_width
+from dgemma_local.ui.grid import cells_a_row
+from dgemma_local.ui.page import unfinished
 from dgemma_local.ui.palette import Theme
 from dgemma_local.ui.status import legend_height
 
@@ -97,11 +98,12 @@ def sight(recording: Recording, options: Options) -> Sight:
 
 def tail(recording: Recording, canvas: int) -> str:
     """The committed text on the line that a canvas, counted from 0, goes on with."""
-    with Page(StringIO(), None, whole_lines=True) as page:
-        for event, pieces in zip(recording.events, recording.pieces, strict=True):
-            if isinstance(event, CanvasCommitted) and event.canvas < canvas:
-                page.write(pieces)
-        return page.tail
+    before = (
+        pieces
+        for event, pieces in zip(recording.events, recording.pieces, strict=True)
+        if isinstance(event, CanvasCommitted) and event.canvas < canvas
+    )
+    return unfinished(piece for pieces in before for piece in pieces)
 
 
 def durations(seen: Sequence[Seen], seconds: float) -> list[float]:
@@ -132,7 +134,7 @@ def _frames(
 def _height(seen: Sequence[Seen], tails: Mapping[int, str], wanted: Sight, width: int, most: int) -> int:
     """Rows that the tallest moment takes, with one that keeps it off the legend."""
     beside = wanted.view == "both" and width >= SIDE_BY_SIDE
-    room = width - CELL * USUAL - 3 if beside else width
+    room = width - grid_width(width) - cell_len(BETWEEN[0]) if beside else width
     grid = 0
     if wanted.view == "both" and not beside:
         grid = max(-(-length // cells_a_row(length, width, most)) for length in (len(each.states) for each in seen))
