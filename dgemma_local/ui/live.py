@@ -19,6 +19,7 @@ from dgemma_local.ui.keys import Keys, hushed
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
 from dgemma_local.ui.palette import Theme
+from dgemma_local.ui.pause import pausable
 from dgemma_local.ui.record import Record, Timed
 from dgemma_local.ui.terminal import Terminal
 
@@ -80,6 +81,10 @@ class Region:
     def stale(self) -> bool:
         return self._terminal.size != self.size
 
+    def forget(self) -> None:
+        """What stood there does no longer."""
+        self.size = (0, 0)
+
     def settle(self) -> None:
         """The next canvas begins at its first row."""
         self._top = 0
@@ -105,7 +110,18 @@ def live(
     """
     pace = pace or Pace()
     region = Region(terminal, sight)
-    with page, copy or nullcontext(), hushed(terminal.file), Drawer(Painter(terminal, theme), fps) as drawer:
+
+    def away() -> None:
+        drawer.clear()
+        region.forget()
+
+    with (
+        page,
+        copy or nullcontext(),
+        hushed(terminal.file),
+        Drawer(Painter(terminal, theme), fps) as drawer,
+        pausable(terminal.file, away),
+    ):
         for event, seconds in events:
             pieces = record.take(event, seconds)
             seen = record.seen

@@ -22,6 +22,7 @@ from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
 from dgemma_local.ui.palette import Chrome, Ink
 from dgemma_local.ui.past import headline, spans, told
+from dgemma_local.ui.pause import pausable
 from dgemma_local.ui.player import HELP, Player, press, tick
 from dgemma_local.ui.terminal import Terminal, stderr
 
@@ -181,7 +182,8 @@ def _play(player: Player, terminal: Terminal) -> None:
     """Until the reader leaves, or the end where no key can say so."""
     with Keys.open() or nullcontext() as keys:
         while not _over(player, keys):
-            with Painter(terminal, player.theme) as painter:  # a painter knows one theme
+            # a painter knows one theme
+            with Painter(terminal, player.theme) as painter, pausable(terminal.file, painter.clear):
                 player = _act(player, terminal, painter, keys)
 
 

@@ -8,8 +8,12 @@ from typing import IO, TextIO
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
-# C0 but newline and tab, DEL, C1: a model may write them, and a terminal would obey
-_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\N{REPLACEMENT CHARACTER}")
+# C0 but newline and tab, DEL, C1: a model may write them, and a terminal would obey. What turns the order of the text
+# around it, and tags, which say something that nobody sees.
+_CONTROL = dict.fromkeys(
+    {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xE0000, 0xE0080)} - {9, 10},
+    "\N{REPLACEMENT CHARACTER}",
+)
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,9 @@
 """`dgemma run --record`, and `dgemma replay` of what it wrote."""
 
+import errno
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 from dgemma_local import __version__, cli
 from dgemma_local.events import StepDone
-from dgemma_local.recording import open_recording
+from dgemma_local.recording import Recorder, open_recording
 
 
 def dgemma(*arguments: object) -> Any:
@@ -112,3 +114,23 @@ def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:
     assert dgemma("run", "-p", "Hi", "--record", path).exit_code == 0
     found = dgemma("replay", path)
     assert (found.exit_code, found.stdout) == (0, "Hi user\n  model model\n")
+
+
+def test_a_disk_that_fills_later_is_an_error_behind_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.jsonl"
+    whole = Recorder._written
+
+    def full(self: Recorder, data: bytes) -> OSError | None:
+        if b"canvas_committed" not in data:
+            return whole(self, data)
+        self._fail(error := OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return error
+
+    monkeypatch.setattr(Recorder, "_written", full)
+    found = dgemma("run", "-p", "Hi", "--record", path, "--quiet")
+    assert (found.exit_code, found.stdout) == (15, "Hi user\n  model model\n")
+    assert found.stderr.splitlines()[-2:] == [
+        f"error: {path} is recorded in part only: No space left on device",
+        "  fix: make room, or record elsewhere",
+    ]
+    assert len(open_recording(path).canvases[0]) == 4  # complete up to there

@@ -96,3 +96,22 @@ def test_codes_that_tmux_ignores_are_not_printed(tmp_path: Path) -> None:
         pane.key("c")
         end = pane.until("run-ended")
     assert not re.search(r"\[?\?\d+[hl]|2026|\[\dm", screen + end)
+
+
+def test_ctrl_z_gives_the_terminal_to_the_shell_and_takes_it_back(tmp_path: Path) -> None:
+    with tmux(60, 24) as pane:
+        begin(pane, tmp_path, "--step")
+        screen = pane.until(STEP)
+        pane.key("C-z")
+        pane.until(re.compile("Stopped"))
+        assert residue(pane.screen()) == []
+        assert pane.call("display-message", "-p", "#{cursor_flag}").strip() == "1"
+        pane.type("echo at-the-shell; fg")
+        screen = pane.until(STEP)
+        assert "at-the-shell" in screen and only_step(screen)
+        assert pane.call("display-message", "-p", "#{cursor_flag}").strip() == "0"
+        pane.key("c")
+        pane.until(re.compile("run-ended"))
+        text = pane.screen(history=True)
+    assert residue(text) == []
+    assert kept(text)[-3:] == TEXT.split("\n")
