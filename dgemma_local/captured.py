@@ -36,6 +36,7 @@ from torch import Tensor
 from dgemma_local import ops, rope, sampler
 from dgemma_local.cache import Cache, Room
 from dgemma_local.config import GenerationConfig, Kind, LayerConfig
+from dgemma_local.errors import DoesNotFit
 from dgemma_local.model import NOWHERE_ELSE, DiffusionGemma, Segment
 from dgemma_local.noise import Noise, PhiloxNoise
 from dgemma_local.ops import Rotary, Sight
@@ -258,11 +259,28 @@ class Captured:
             cache.advance(len(part))
 
     def denoising(
-        self, ids: Sequence[int], number: int, cache: Cache, config: GenerationConfig, noise: Noise
+        self,
+        ids: Sequence[int],
+        number: int,
+        cache: Cache,
+        config: GenerationConfig,
+        noise: Noise,
+        rules: sampler.Rules = sampler.FREE,
     ) -> Iterator[sampler.Canvas]:
-        """ids, at most `joins`, join the cache with the first step of canvas `number`; its steps, until it is done."""
-        if not isinstance(noise, PhiloxNoise):  # another stream is drawn by its own code
-            yield from self.network.denoising(ids, number, cache, config, noise)
+        """ids, at most `joins`, join the cache with the first step of canvas `number`; its steps, until it is done.
+
+        Rules change logits, which are never whole here: such a canvas, one of an answer at most or two, takes its steps
+        one by one in the network itself, on the same cache and with the same numbers. Raises DoesNotFit where its logits
+        have no room beside the graphs' own memory.
+        """
+        if rules != sampler.FREE or not isinstance(noise, PhiloxNoise):  # another stream is drawn by its own code
+            try:
+                yield from self.network.denoising(ids, number, cache, config, noise, rules)
+            except torch.OutOfMemoryError:
+                raise DoesNotFit(
+                    f"the logits of canvas {number} have no room: it is tried again, or begins with a given token",
+                    "plan for a shorter --context, or end what else holds the card",
+                ) from None
             return
         self.prepare(config)
         before = self._begin(ids, number, noise)

@@ -57,6 +57,8 @@ class AnswerDecoder:
         self._label: str | None = "" if open_channel else None  # held while it may become "thought\n"; None: past it
         self._call: list[int] | None = None  # since <|tool_call>; None: in no call
         self._pieces: list[Piece] = []
+        self.thought_tokens = 0  # ids so far that were of thoughts, their markers included
+        self.answer_tokens = 0  # all others, control tokens included
 
     @property
     def in_thought(self) -> bool:
@@ -66,7 +68,11 @@ class AnswerDecoder:
     def feed(self, ids: Sequence[int]) -> list[Piece]:
         """The pieces that `ids` complete."""
         for token in ids:
+            before = self._in_channel
             self._take(token)
+            inside = before or self._in_channel
+            self.thought_tokens += inside
+            self.answer_tokens += not inside
         return self._drain()
 
     def close(self) -> list[Piece]:
@@ -124,3 +130,8 @@ class AnswerDecoder:
     def _drain(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
         return pieces
+
+
+def is_blank(decoder: AnswerDecoder, answer: Sequence[int]) -> bool:
+    """Whether a whole answer has nothing to read: no text but blank space, of whatever kind."""
+    return not any(piece.text.strip() for piece in [*decoder.feed(answer), *decoder.close()])

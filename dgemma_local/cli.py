@@ -3,18 +3,24 @@
 Heavy imports wait inside the commands, so that `--help` is instant. Errors end in one place, `Commands.invoke`.
 """
 
+import os
 import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from dgemma_local import __version__
+from dgemma_local import __version__, logs, preferences
 from dgemma_local.cli_bench import bench
+from dgemma_local.cli_chat import chat
+from dgemma_local.cli_config import completion, config
+from dgemma_local.cli_doctor import doctor
+from dgemma_local.cli_help import PAGES
 from dgemma_local.cli_models import app_models, pull
+from dgemma_local.cli_page import Page, dress
 from dgemma_local.cli_replay import replay
 from dgemma_local.cli_run import run
-from dgemma_local.errors import INTERRUPTED, DgemmaError, UsageError
+from dgemma_local.errors import INTERRUPTED, OTHER_WORDS, DgemmaError, UsageError, kinds
 from dgemma_local.streams import lost, prepare, say
 
 LONGEST_LINE = 400  # characters of an error
@@ -26,9 +32,28 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, of whic
 class Commands(TyperGroup):
     """Every command runs in here, and what it raises becomes two lines and an exit code."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        dress(self, PAGES)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """With the user's own defaults, once it is known for which command."""
+        found = super().resolve_command(ctx, args)
+        if found[0] not in preferences.WITHOUT and not ctx.resilient_parsing:
+            try:
+                ctx.default_map = preferences.defaults(self)
+            except DgemmaError:
+                if not {"-h", "--help"} & {*args}:  # help is given whatever the file says
+                    raise
+        return found
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            found = super().invoke(ctx)
+            logs.start()
+            try:
+                found = super().invoke(ctx)
+            finally:
+                logs.stop()  # what was held back stands before an error
             sys.stdout.flush()
             return found
         except _UsageError as error:
@@ -36,7 +61,12 @@ class Commands(TyperGroup):
                 raise
             where = getattr(error, "ctx", None) or ctx
             what = getattr(error, "format_message", error.__str__)()
-            say(f"error: {_line(what)}\n  fix: `{where.command_path} --help` lists what can be given")
+            fix = f"`{where.command_path} --help` lists what can be given"
+            parameter = getattr(error, "param", None)
+            source = None if parameter is None else where.get_parameter_source(parameter.name)
+            if parameter is not None and source is not None and source.name == "ENVIRONMENT":
+                what, fix = f"the variable {parameter.envvar}: {what}", "correct the variable, or unset it"
+            say(f"error: {_line(what)}\n  fix: {fix}")
             code = UsageError.exit_code
         except DgemmaError as error:
             say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
@@ -49,11 +79,18 @@ class Commands(TyperGroup):
         raise typer.Exit(code)
 
 
+def _codes() -> str:
+    """Every exit code and its word, in order."""
+    words = {kind.exit_code: kind.word for kind in kinds()} | OTHER_WORDS
+    return ", ".join(f"{code} {word}" for code, word in sorted(words.items()))
+
+
 app = typer.Typer(
     name="dgemma",
     cls=Commands,
     help="DiffusionGemma on one consumer GPU, every denoising step in view.",
-    epilog="Exit codes: 1 output not written, 2 flags, 3 prompt, 4-7 model files, 8 NaN, 9 no answer, 10 download, 11 memory, 12 kernel crash, 13-14 bench, 15 recording, 130 Ctrl-C, 141 closed pipe, 143 terminated.",
+    epilog="Begin with `dgemma run examples/sudoku.txt --visualize`, or `dgemma chat`; every command's --help has examples.\n\n"
+    f"Exit codes: {_codes()}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -75,17 +112,21 @@ def dgemma(
 ) -> None: ...
 
 
-@app.command()
+@app.command(cls=Page)
 def version() -> None:
     """Show the version."""
     typer.echo(f"dgemma {__version__}")
 
 
 app.add_typer(app_models, name="models")
-app.command()(run)
-app.command()(replay)
-app.command()(pull)
-app.command()(bench)
+app.command(cls=Page)(run)
+app.command(cls=Page)(chat)
+app.command(cls=Page)(replay)
+app.command(cls=Page)(pull)
+app.command(cls=Page)(bench)
+app.command(cls=Page)(doctor)
+app.command(cls=Page)(config)
+app.command(cls=Page)(completion)
 
 
 def _line(text: str) -> str:
@@ -97,6 +138,10 @@ def _line(text: str) -> str:
 def main() -> None:
     """The console script."""
     prepare()  # being ended is an exception, too: the cursor comes back
+    if "_DGEMMA_COMPLETE" in os.environ:  # a shell asks: `dgemma completion`
+        from typer.completion import completion_init  # type: ignore[attr-defined]  # not in its __all__
+
+        completion_init()
     try:
         app()
     except OSError as error:  # of what click writes itself, such as --help

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dgemma_local.cli_view import model_names
 from dgemma_local.errors import DgemmaError, UsageError
 from dgemma_local.interrupts import import_torch
 
@@ -34,7 +35,14 @@ class Device(StrEnum):
 def bench(
     demo: Annotated[bool, typer.Option("--demo", help="The demo model: the default where there is no card.")] = False,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="NAME", help="A name from `dgemma models`, or a folder.")
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="NAME",
+            help="A name from `dgemma models`, or a folder.",
+            autocompletion=model_names,
+        ),
     ] = None,
     synthetic: Annotated[
         str | None,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dgemma_local.cli_page import Page
+from dgemma_local.cli_view import model_names
 from dgemma_local.errors import DoesNotFit, FetchError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
@@ -18,9 +20,16 @@ app_models = typer.Typer(invoke_without_command=True, help="List, plan or remove
 
 AUTO = "auto"
 LARGEST_VRAM = 10_000  # GB; inf is no budget
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `dgemma models`.", show_default=False)]
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A name from `dgemma models`.", show_default=False, autocompletion=model_names),
+]
 OrAuto = Annotated[
-    str, typer.Argument(metavar="[NAME]", help="A name from `dgemma models`; auto: what suits this card.")
+    str,
+    typer.Argument(
+        metavar="[NAME]", help="A name from `dgemma models`; auto: what suits this card.", autocompletion=model_names
+    ),
 ]
 
 
@@ -94,7 +103,7 @@ def models(context: typer.Context) -> None:
         list_models()
 
 
-@app_models.command("list")
+@app_models.command("list", cls=Page)
 def list_models() -> None:
     """List the models of the table, and which of them are on this machine."""
     from dgemma_local.registry import table
@@ -108,10 +117,13 @@ def list_models() -> None:
     show_held([(entry, *copies[entry.name]) for entry in entries if copies.get(entry.name, (None, 0))[1]], sys.stdout)
 
 
-@app_models.command("show")
+@app_models.command("show", cls=Page)
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="A name, or a folder; auto: what suits this card.")
+        str,
+        typer.Argument(
+            metavar="[NAME]", help="A name, or a folder; auto: what suits this card.", autocompletion=model_names
+        ),
     ] = AUTO,
     prefer: WithPrefer = None,
     context: Annotated[
@@ -156,7 +168,7 @@ def show(
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-@app_models.command("rm")
+@app_models.command("rm", cls=Page)
 def remove(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

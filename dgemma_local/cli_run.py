@@ -1,18 +1,20 @@
 """`dgemma run`: flags in, one answer, a front end out."""
 
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
-from dgemma_local import __version__
+from dgemma_local import __version__, logs
 from dgemma_local.cli_bench import Device, Dtype
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer
-from dgemma_local.cli_view import WithDraft, WithTheme, WithView
-from dgemma_local.errors import INTERRUPTED, RecordingError, UsageError
+from dgemma_local.cli_view import WithDraft, WithPreset, WithTheme, WithView, model_names
+from dgemma_local.errors import DgemmaError, EmptyAnswer, RecordingError, ThoughtOnly, UsageError
 from dgemma_local.interrupts import import_torch
 from dgemma_local.streams import say
 
@@ -24,7 +26,29 @@ if TYPE_CHECKING:
 
 LARGEST_SEED = (1 << 64) - 1
 
+Given = ParamSpec("Given")  # the flags
 
+
+def _ending_in_json(command: Callable[Given, None]) -> Callable[Given, None]:
+    """With --json the last line says what became of the answer, also where an error took its place."""
+
+    @wraps(command)
+    def told(*args: Given.args, **flags: Given.kwargs) -> None:
+        try:
+            command(*args, **flags)
+        except (UsageError, EmptyAnswer, ThoughtOnly):
+            raise  # nothing was begun; `finished` has said it
+        except (DgemmaError, KeyboardInterrupt) as error:
+            if flags.get("as_json"):
+                from dgemma_local.ui.plain import json_error
+
+                json_error(error, sys.stdout)
+            raise
+
+    return told
+
+
+@_ending_in_json
 def run(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Prompt file in UTF-8; - is stdin.")] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt itself.")] = None,
@@ -35,6 +59,7 @@ def run(
             "-m",
             "--model",
             metavar="NAME",
+            autocompletion=model_names,
             help="A name from `dgemma models`, or a folder. auto: the checkpoint for this card where it is fetched, else the demo.",
         ),
     ] = AUTO,
@@ -51,6 +76,7 @@ def run(
             "--steps", min=1, max=4096, metavar="N", help="Denoising steps a canvas, at most. Default: the model's."
         ),
     ] = None,
+    preset: WithPreset = None,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Compute in this. Default: as stored.")] = None,
     device: Annotated[
         Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")
@@ -77,6 +103,15 @@ def run(
         typer.Option("--fp8-mlp", help="Hold the dense MLP in FP8, multiplied at its rate: faster on a card."),
     ] = False,
     think: Annotated[bool, typer.Option("--think", help="Let the model think first.")] = False,
+    think_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--think-tokens", min=1, metavar="N", help="With --think: after so many tokens of thought, the answer."
+        ),
+    ] = None,
+    show_thinking: Annotated[
+        bool, typer.Option("--show-thinking", help="Thoughts on stderr, dimmed; else a line says how long they were.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this; may be repeated.")
     ] = None,
@@ -86,7 +121,12 @@ def run(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer, errors and the demo's label.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="What was loaded, on stderr: tensors, bytes, the plan, a checksum.")
+        bool,
+        typer.Option(
+            "-v",
+            "--verbose",
+            help="On stderr what was loaded (tensors, bytes, the plan, a checksum), and what took how long.",
+        ),
     ] = False,
     visualize: Annotated[
         bool, typer.Option("--visualize", help="Show the canvas while it settles, on stderr.")
@@ -123,9 +163,10 @@ def run(
 
     The answer alone goes to stdout and ends in one newline.
 
-    Thoughts (dimmed), tool calls, the seed and notices go to stderr; --quiet drops them.
+    Tool calls, the seed, notices, and thoughts with --show-thinking go to stderr; --quiet drops them.
     """
     _check_flags(seed, stop or [], as_json=as_json, visualize=visualize, stats=stats, quiet=quiet)
+    _check_thinking(max_tokens, think_tokens, think=think, show=show_thinking, as_json=as_json, quiet=quiet)
     if quiet and verbose:
         raise UsageError("--quiet keeps stderr empty, and --verbose writes there", "drop one of them")
     if prefer is not None and model != AUTO:
@@ -148,7 +189,9 @@ def run(
     for each in stop or ():
         utf8(each, "--stop")
 
-    import_torch()  # from here on, after the cheap checks
+    logs.start(verbose=verbose)
+    with logs.phase("torch"):
+        import_torch()  # from here on, after the cheap checks
     from dgemma_local.channels import AnswerDecoder, opens_channel
     from dgemma_local.session import Wishes, open_session, timed
     from dgemma_local.tokens import Message
@@ -164,9 +207,11 @@ def run(
         fp8_mlp=fp8_mlp,
         checksum=verbose,
         steps=steps,
+        preset=preset.value if preset else None,
     )
     with loading.progress(quiet=quiet) as progress:
         session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress, say if not quiet else _nothing)
+    logs.flush()  # nothing is drawn just now
     if verbose:
         loading.show_proof(session.planned, session.proof, session.mode, session.words)
     elif session.slow_because is not None and session.on_gpu and not quiet:
@@ -177,7 +222,15 @@ def run(
     seed = secrets.randbits(64) if seed is None else seed
     messages = [Message(role="system", content=system)] if system is not None else []
     messages.append(Message(role="user", content=text))
-    events = session.answer(messages, seed=seed, max_tokens=max_tokens, steps=steps, thinking=think, stop=stop or ())
+    events = session.answer(
+        messages,
+        seed=seed,
+        max_tokens=max_tokens,
+        steps=steps,
+        thinking=think,
+        think_tokens=think_tokens,
+        stop=stop or (),
+    )
     start = Start(
         model=session.name,
         demo=session.is_demo,
@@ -187,8 +240,8 @@ def run(
         canvas_length=session.canvas_length,
     )
     ids = session.prompt(messages, thinking=think)
-    reader = AnswerDecoder(session.tokenizer, open_channel=opens_channel(ids, session.tokenizer.special))
-    record = Record(start, reader, withheld=_reach(stop or []), thinking=think)
+    fresh = partial(AnswerDecoder, session.tokenizer, open_channel=opens_channel(ids, session.tokenizer.special))
+    record = Record(start, fresh(), withheld=_reach(stop or []), thinking=think)
     wanted = Wanted(
         as_json=as_json,
         visualize=visualize,
@@ -201,6 +254,9 @@ def run(
         draft=draft.value if draft else "canvas",
         theme=theme.value if theme else "auto",
         pressed=session.pressed,
+        fresh=fresh,
+        stop=stop or (),
+        thoughts=show_thinking,
     )
     kept = None if no_prompt else ids
     with _recorder(record_to, session, start, kept, thinking=think) as record.recorder:
@@ -209,9 +265,9 @@ def run(
         raise RecordingError(record.recorder.failed, "make room, or record elsewhere")
     for notice in () if quiet else session.notices[len(told) :]:  # of passes that were captured for this answer
         say(notice)
-    if record.interrupted:
-        raise typer.Exit(INTERRUPTED)
     record.require_answer()
+    if code := record.verdict.outcome.exit_code:
+        raise typer.Exit(code)
 
 
 def _picked(model: str, prefer: Prefer | None, *, quiet: bool) -> str:
@@ -278,6 +334,23 @@ def _check_flags(
         raise UsageError("--quiet keeps stderr empty, and --stats writes there", "drop one of them, or add --json")
     if not all(stop):
         raise UsageError("a --stop string is empty", "give the text to stop at")
+
+
+def _check_thinking(
+    max_tokens: int, think_tokens: int | None, *, think: bool, show: bool, as_json: bool, quiet: bool
+) -> None:
+    """Raises UsageError where a flag about thoughts would do nothing, or leaves no room for an answer."""
+    if think_tokens is not None and not think:
+        raise UsageError("--think-tokens has no thought to bound", "add --think")
+    if think_tokens is not None and think_tokens >= max_tokens:
+        raise UsageError(
+            f"--think-tokens {think_tokens} leaves nothing of --max-tokens {max_tokens} for an answer",
+            "raise --max-tokens, or think less",
+        )
+    if show and as_json:
+        raise UsageError("--show-thinking adds nothing to --json, which has the thoughts", "drop one of them")
+    if show and quiet:
+        raise UsageError("--quiet keeps stderr empty, and --show-thinking writes there", "drop one of them")
 
 
 def _nothing(_: str) -> None:

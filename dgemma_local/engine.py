@@ -1,6 +1,7 @@
 """Prompt in, events out: prefill, denoise a canvas, commit it, denoise the next.
 
     Prefilled ─► StepDone … StepDone ─► CanvasCommitted ─► (the canvas joins the cache) ─► StepDone … ─► Finished
+                     └─► Retried, once: a first canvas with nothing for a reader begins anew, its ends banned
 
 The engine asks a Protocol, not a class. A canvas joins the cache only when another one follows, so after an answer the
 cache holds the prompt and all canvases but the last, as the reference leaves it. A model may read so many tokens in one
@@ -12,6 +13,7 @@ and are dropped: no two steps' logits are ever alive together. A cache is droppe
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -21,7 +23,7 @@ from dgemma_local import sampler
 from dgemma_local.cache import Room
 from dgemma_local.config import GenerationConfig
 from dgemma_local.errors import NumericalError, PromptError
-from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, StepDone
+from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, Retried, StepDone
 from dgemma_local.noise import Noise
 
 
@@ -72,7 +74,13 @@ class BlockDiffusion(Protocol[CacheT]):
         ...
 
     def denoising(
-        self, ids: Sequence[int], number: int, cache: CacheT, config: GenerationConfig, noise: Noise
+        self,
+        ids: Sequence[int],
+        number: int,
+        cache: CacheT,
+        config: GenerationConfig,
+        noise: Noise,
+        rules: sampler.Rules = sampler.FREE,
     ) -> Iterator[sampler.Canvas]:
         """ids, at most `joins`, join the cache with the first step; the states behind each step of canvas `number`.
 
@@ -86,8 +94,13 @@ class BlockDiffusion(Protocol[CacheT]):
 
 
 def never(_: Sequence[int]) -> int | None:
-    """No stop string."""
+    """No stop string; no token that a canvas is to begin with."""
     return None
+
+
+def spoken(_: Sequence[int]) -> bool:
+    """No answer is blank."""
+    return False
 
 
 class Conversation(Generic[CacheT]):
@@ -116,12 +129,17 @@ class Conversation(Generic[CacheT]):
         max_tokens: int,
         *,
         stop: Callable[[Sequence[int]], int | None] = never,
+        first: Callable[[Sequence[int]], int | None] = never,
+        blank: Callable[[Sequence[int]], bool] = spoken,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[Event]:
         """Answer `prompt`, at most `max_tokens` tokens, whatever the canvas length.
 
-        `stop` gets the answer so far and says how many of its tokens come before a stop string. `interrupted` is asked
-        between steps. Raises PromptError when prompt and one canvas exceed the context, NumericalError on NaN.
+        `stop` gets the answer so far and says how many of its tokens come before a stop string; `first` gets it before
+        each canvas, and says which token that one is to begin with. `blank` gets what an end token leaves of the first
+        canvas: where that is nothing for a reader, the canvas begins anew, once, with other noise, and its end tokens
+        are not allowed up to where the first of them stood. `interrupted` is asked between steps. Raises PromptError
+        when prompt and one canvas exceed the context, NumericalError on NaN.
         """
         L, room, most = self.model.canvas_length, self.context, self.model.max_positions
         if len(prompt) + L > room:
@@ -134,13 +152,14 @@ class Conversation(Generic[CacheT]):
         number = steps = 0
         reason: FinishReason = "interrupted"
         struck = False
+        rules = _pinned(first(answer))
         try:
             reused = self._reuse(prompt)
             joining = self._encode(prompt[reused:])
             yield Prefilled(tokens=len(prompt), reused=reused, joining=len(joining))
             while True:
                 canvas: sampler.Canvas | None = None
-                states = self.model.denoising(joining, number, self.cache, config, noise)
+                states = self.model.denoising(joining, number, self.cache, config, noise, rules)
                 while (canvas is None or not canvas.done) and not interrupted():
                     canvas, event = self._step(states, canvas, config)
                     self.held.extend(joining)
@@ -151,6 +170,11 @@ class Conversation(Generic[CacheT]):
                     break
                 block: list[int] = canvas.next.tolist()
                 kept, ended = _cut(answer, block, config.end_ids, max_tokens, stop)
+                if ended == "end" and not number and not rules.banned and blank(block[:kept]):
+                    rules = replace(rules, banned=tuple(config.end_ids), below=kept + 1)
+                    noise = noise.again()
+                    yield Retried(canvas=number, reason="empty", steps=canvas.step)
+                    continue
                 answer = [*answer, *block][:kept]
                 before = number * L
                 yield CanvasCommitted(
@@ -168,7 +192,7 @@ class Conversation(Generic[CacheT]):
                     break
                 if interrupted():
                     break
-                joining = self._encode(block)
+                joining, rules = self._encode(block), _pinned(first(answer))
         except KeyboardInterrupt:
             reason, struck = "interrupted", True
         if struck:  # maybe between a layer's keys and its values. Only here: its traceback had held the old cache
@@ -225,8 +249,14 @@ class Conversation(Generic[CacheT]):
             next=tuple(after.next.tolist()),
             entropy=tuple(entropy),
             done=after.done,
+            pinned=after.rules.positions,
         )
         return after, event
+
+
+def _pinned(token: int | None) -> sampler.Rules:
+    """For a canvas that is to begin with this token."""
+    return sampler.FREE if token is None else sampler.Rules(pinned=((0, token),))
 
 
 def _cut(

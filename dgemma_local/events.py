@@ -1,6 +1,6 @@
-"""What the engine says, as four frozen facts in plain values.
+"""What the engine says, as five frozen facts in plain values.
 
-    Prefilled ─► (StepDone* ─► CanvasCommitted)* ─► Finished
+    Prefilled ─► [StepDone* ─► Retried] ─► (StepDone* ─► CanvasCommitted)* ─► Finished
 
 An event holds no tensor, no text for people and no clock: the same seed gives the same events, byte for byte.
 Timings travel beside the events (`session.timed`). Canvases and steps count from 0.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["end", "budget", "context", "stop", "interrupted"]
+RetryReason = Literal["empty"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ class StepDone:
     next: tuple[int, ...]  # what the next step reads; after the last step, the committed ids
     entropy: tuple[float, ...]  # nats, of the temperature-scaled distribution
     done: bool  # stable and confident, or out of steps
+    pinned: tuple[int, ...] = ()  # positions whose token was given, not chosen by the model; ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """The steps since the last commit are void: that canvas begins anew, with other noise."""
+
+    canvas: int
+    reason: RetryReason  # nothing in it was for a reader
+    steps: int  # denoising steps that are void
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,7 @@ class Finished:
     reason: FinishReason  # an end token, the token budget, no room for another canvas, a stop string, Ctrl-C
     tokens: tuple[int, ...]  # the answer, end token excluded
     canvases: int  # committed
-    steps: int  # denoising steps over all canvases
+    steps: int  # denoising steps over all canvases, void ones included
 
 
-Event = Prefilled | StepDone | CanvasCommitted | Finished
+Event = Prefilled | StepDone | Retried | CanvasCommitted | Finished

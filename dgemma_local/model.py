@@ -292,12 +292,18 @@ class DiffusionGemma:
             cache.advance(len(rows))
 
     def denoising(
-        self, ids: Sequence[int], number: int, cache: Cache, config: GenerationConfig, noise: Noise
+        self,
+        ids: Sequence[int],
+        number: int,
+        cache: Cache,
+        config: GenerationConfig,
+        noise: Noise,
+        rules: sampler.Rules = sampler.FREE,
     ) -> Iterator[sampler.Canvas]:
         """`ids` join the cache; then canvas `number` of an answer, step by step, until it is done."""
         if ids:
             self.encode(torch.tensor(ids), cache)
-        canvas = sampler.begin(number, noise)
+        canvas = sampler.begin(number, noise, rules)
         while not canvas.done:
             canvas = self.advance(canvas, cache, config, noise)
             yield canvas

@@ -72,6 +72,10 @@ class Noise(Protocol):
         """[L] int64, uniform over the vocabulary."""
         ...
 
+    def again(self) -> "Noise":
+        """Other draws, for one more attempt at a canvas."""
+        ...
+
 
 def row_blocks(rows: int, vocab_size: int, each: int = 1) -> list[slice]:
     """`rows` rows in runs of at most BLOCK_BYTES, where a row takes `each` times its fp32."""
@@ -139,6 +143,9 @@ class PhiloxNoise:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed} is not in 0 … 2^64 - 1")
+
+    def again(self) -> "PhiloxNoise":
+        return PhiloxNoise(self.seed, self.length, self.vocab_size, self.device, self.attempt + 1)
 
     def words(
         self, purpose: Purpose, canvas: int, steps: Tensor | int, positions: Tensor, groups: Tensor | int
@@ -221,3 +228,6 @@ class TorchNoise:
 
     def renoise(self, canvas: int, step: int) -> Tensor:
         return self._uniform()
+
+    def again(self) -> "TorchNoise":
+        return self  # its draws go on

@@ -7,15 +7,14 @@ Two files of one form: `models.toml` of this package, and the user's own. The us
     -m FOLDER   the folder
 """
 
-import codecs
 import os
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgemma_local import toml_file
 from dgemma_local.errors import ConfigError, UnknownModel
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -69,10 +68,15 @@ def table() -> dict[str, Entry]:
     return {name: Entry(name=name, **values) for name, values in merged.items()}
 
 
-def user_file() -> Path:
-    """Where the user's table may lie. XDG_CONFIG_HOME counts where it is absolute, as its specification has it."""
+def user_folder() -> Path:
+    """Where the user's own files lie. XDG_CONFIG_HOME counts where it is absolute, as its specification has it."""
     home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return (home if home.is_absolute() else _expand("~/.config")) / "dgemma" / "models.toml"
+    return (home if home.is_absolute() else expand("~/.config")) / "dgemma"
+
+
+def user_file() -> Path:
+    """The user's table of models."""
+    return user_folder() / "models.toml"
 
 
 def is_folder(path: Path) -> bool:
@@ -113,7 +117,7 @@ def resolve(name_or_folder: str, cached: Callable[[Entry], Path | None] = lambda
                 f"give a folder that is, here or as `folder` in {user_file()}",
             )
         return entry.name, entry.folder
-    path = _expand(name_or_folder)
+    path = expand(name_or_folder)
     if entry is None and name_or_folder.strip() and is_folder(path):
         return path.resolve().name, path
     for known in entries.values():
@@ -130,24 +134,7 @@ def resolve(name_or_folder: str, cached: Callable[[Entry], Path | None] = lambda
 
 def _read(path: Path, base: Path) -> dict[str, dict[str, Any]]:
     """One file's entries, checked; folders relative to `base`. No file, no entries."""
-    try:
-        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", "check its permissions, or remove it") from None
-    try:
-        entries = tomllib.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = 1 + raw.count(b"\n", 0, error.start)
-        raise ConfigError(f"{path} is not UTF-8 at line {line}", "save the file as UTF-8") from None
-    except ValueError as error:  # TOMLDecodeError, and an integer with too many digits
-        last = 1 + raw.rstrip().count(b"\n")
-        why = str(error).replace("end of document", f"end of document, line {last}")
-        raise ConfigError(f"{path} is not TOML: {why}", "correct that line, or remove the file") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is not TOML: nested too deep", "correct it, or remove the file") from None
-    return {name: _check(path, name, values, base) for name, values in entries.items()}
+    return {name: _check(path, name, values, base) for name, values in toml_file.read(path).items()}
 
 
 def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
@@ -171,8 +158,8 @@ def _check(path: Path, name: str, values: object, base: Path) -> dict[str, Any]:
         if not good:
             wanted = "one line of text" if key in _TEXT else "a number from 0 to 2**63"
             wanted = "a list of file names or patterns" if key in _LISTS else wanted
-            raise ConfigError(f"{path}: [{name}] {key} = {_shown(value)} is not {wanted}", "correct that line")
-        checked[key] = base / _expand(value) if key == "folder" else tuple(value) if key in _LISTS else value
+            raise ConfigError(f"{path}: [{name}] {key} = {toml_file.shown(value)} is not {wanted}", "correct that line")
+        checked[key] = base / expand(value) if key == "folder" else tuple(value) if key in _LISTS else value
     return checked
 
 
@@ -180,16 +167,7 @@ def _is_line(value: object) -> bool:
     return isinstance(value, str) and value.strip() != "" and value.isprintable()
 
 
-def _shown(value: object) -> str:
-    """A value in an error: Python writes no integer of more than 4,300 digits, and TOML can hold one in hexadecimal."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return "…"
-    return text if len(text) <= 80 else text[:79] + "…"
-
-
-def _expand(path: str) -> Path:
+def expand(path: str) -> Path:
     """`~` is the home folder where there is one: a container's user may have none."""
     try:
         return Path(path).expanduser()

@@ -5,6 +5,7 @@
     H        entropy of softmax(z) a position, nats
     accepted the calmest positions whose calmer ones sum to ≤ entropy_bound
     next     a sample of softmax(z) where accepted, a uniform random token elsewhere: nothing is remembered
+    rules    before all that, a few logits may be given (`Rules`)
     done     the draft equals the last `stability` drafts, and mean H < confidence; or the steps ran out
 
 What is committed is the last draft, never the sampled canvas (transformers; Google's JAX code commits the sample).
@@ -25,12 +26,48 @@ from dgemma_local.noise import Noise, joined, row_blocks
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """What a canvas is held to, whatever the model says: at every step its logits are changed so, and nothing else is.
+
+    A pinned position has one token of probability 1: entropy 0, so always accepted. A banned token has probability 0.
+    """
+
+    pinned: tuple[tuple[int, int], ...] = ()  # positions, ascending, and the token of each
+    banned: tuple[int, ...] = ()  # tokens
+    below: int = 0  # they are banned at the first so many positions
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The pinned ones."""
+        return tuple(position for position, _ in self.pinned)
+
+    def seat(self, canvas: Tensor) -> Tensor:
+        """[L] int64 random tokens -> the first canvas, which is changed in place."""
+        for position, token in self.pinned:
+            canvas[position] = token
+        return canvas
+
+    def hold(self, logits: Tensor) -> None:
+        """[L, V], changed in place. What is not a number stays so."""
+        if self.banned:
+            logits[: self.below, list(self.banned)] = -torch.inf
+        for position, token in self.pinned:
+            own = logits[position, token].clone()
+            logits[position] = -torch.inf
+            logits[position, token] = own
+
+
+FREE = Rules()
+
+
+@dataclass(frozen=True, slots=True)
 class Canvas:
     """One canvas between two denoising steps; L positions, V vocabulary ids."""
 
     number: int  # within the answer, from 0
     step: int  # the step that comes next, from 0
     next: Tensor  # [L] int64, what that step reads; when done, what is committed
+    rules: Rules = FREE
     fed: Tensor | None = None  # [L] int64, what the last step read
     history: tuple[Tensor, ...] = ()  # the last `stability` drafts, newest last
     logits: Tensor | None = None  # [L, V] fp32, last step's, temperature-scaled; None once `signal` stands for them
@@ -82,9 +119,9 @@ def accept(entropy: Tensor, bound: float) -> Tensor:
     return torch.ones_like(index, dtype=torch.bool).scatter_(0, index[1:], before <= bound)
 
 
-def begin(number: int, noise: Noise) -> Canvas:
-    """A canvas of random tokens."""
-    return Canvas(number=number, step=0, next=noise.canvas(number))
+def begin(number: int, noise: Noise, rules: Rules = FREE) -> Canvas:
+    """A canvas of random tokens, but for the pinned ones."""
+    return Canvas(number=number, step=0, next=rules.seat(noise.canvas(number)), rules=rules)
 
 
 @torch.inference_mode()
@@ -94,6 +131,7 @@ def advance(canvas: Canvas, logits: Tensor, config: GenerationConfig, noise: Noi
     The logits are used up: scaled in place, they become the state's.
     """
     t = temperature(config, canvas.step)
+    canvas.rules.hold(logits)
     scaled = logits.div_(t.to(logits.device))
     blocks = [scaled[rows] for rows in row_blocks(*scaled.shape)]
     draft = joined([block.argmax(-1) for block in blocks])

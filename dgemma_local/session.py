@@ -17,11 +17,12 @@ from types import FrameType
 
 import torch
 
-from dgemma_local import captured, hub, ops, registry, selftest
+from dgemma_local import captured, hub, lock, logs, ops, presets, registry, selftest
 from dgemma_local.cache import Cache
+from dgemma_local.channels import AnswerDecoder, is_blank, opens_channel
 from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
-from dgemma_local.engine import Conversation
+from dgemma_local.engine import Conversation, never
 from dgemma_local.errors import UsageError
 from dgemma_local.events import Event
 from dgemma_local.layout import Options
@@ -53,6 +54,7 @@ class Session:
     revision: str | None = None  # the commit of the hub's repository that the files are of
     words: tuple[str, ...] = ()  # of DGEMMA_OPS
     found: tuple[str, ...] = ()  # what the kernels' self-test had to say
+    hold: lock.Hold = field(default_factory=lambda: lock.Hold(None))  # of the card
     pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
 
     @property
@@ -99,9 +101,13 @@ class Session:
         max_tokens: int = DEFAULT_MAX_TOKENS,
         steps: int | None = None,
         thinking: bool = False,
+        think_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Iterator[Event]:
         """The events of one answer. The same seed gives the same events.
+
+        think_tokens: where a thought is open that takes so many tokens or more, the next canvas begins with its end, and
+        the answer follows; None lets it take all. A first canvas with nothing for a reader begins anew once (`Retried`).
 
         Ctrl-C ends it after the running step, with Finished("interrupted"); a second one at once. Raises UsageError on
         numbers out of range, PromptError on a prompt longer than the context, NumericalError on NaN.
@@ -112,6 +118,11 @@ class Session:
             raise UsageError(f"an answer of {max_tokens} tokens cannot be given", "ask for at least 1")
         if steps is not None and not 1 <= steps <= 4096:
             raise UsageError(f"{steps} denoising steps cannot be taken", "ask for 1 to 4096")
+        if think_tokens is not None and not 1 <= think_tokens < max_tokens:
+            raise UsageError(
+                f"a thought of {think_tokens} tokens leaves none of {max_tokens} for an answer",
+                f"bound the thought by 1 to {max_tokens - 1} tokens" if max_tokens > 1 else "ask for a longer answer",
+            )
         config = self.generation if steps is None else replace(self.generation, steps=steps)
         model = self.conversation.model
         noise = PhiloxNoise(seed, model.canvas_length, self.tokenizer.vocab_size, model.device)
@@ -119,12 +130,34 @@ class Session:
         self.pressed.clear()
         with _ctrl_c(self.pressed):
             yield from self.conversation.answer(
-                prompt, config, noise, max_tokens, stop=self._stopper(stop), interrupted=self.pressed.is_set
+                prompt,
+                config,
+                noise,
+                max_tokens,
+                stop=self._stopper(stop),
+                first=never if think_tokens is None else self._closer(prompt, think_tokens),
+                blank=lambda tokens: is_blank(self._decoder(prompt), tokens),
+                interrupted=self.pressed.is_set,
             )
 
     def prompt(self, messages: Sequence[Message], *, thinking: bool = False) -> tuple[int, ...]:
         """Token ids of a conversation up to the model's turn. Raises PromptError where no context could hold it."""
         return self.tokenizer.prompt(messages, thinking=thinking, max_tokens=self.conversation.context)
+
+    def _decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
+        """Of an answer to `prompt`."""
+        return AnswerDecoder(self.tokenizer, open_channel=opens_channel(prompt, self.tokenizer.special))
+
+    def _closer(self, prompt: Sequence[int], most: int) -> Callable[[Sequence[int]], int | None]:
+        """The end of a thought, where the next canvas is to begin with it."""
+
+        def first(tokens: Sequence[int]) -> int | None:
+            decoder = self._decoder(prompt)
+            decoder.feed(tokens)
+            over = decoder.in_thought and decoder.thought_tokens >= most
+            return self.tokenizer.special.channel_close if over else None
+
+        return first
 
     def _stopper(self, strings: Sequence[str]) -> Callable[[Sequence[int]], int | None]:
         """Where the first stop string begins, as a count of whole tokens before it."""
@@ -155,6 +188,7 @@ class Wishes:
     fp8_mlp: bool = False
     checksum: bool = False
     steps: int | None = None  # that a canvas may take, for passes to be captured with; None: the model's own
+    preset: str | None = None  # of `presets`: settings of the sampler in the place of the model's own
 
 
 def open_session(
@@ -172,12 +206,13 @@ def open_session(
     wishes = wishes or Wishes()
     if wishes.dtype is not None and wishes.dtype not in DTYPES:
         raise UsageError(f"the dtype {wishes.dtype!r} is not known", f"choose one of: {', '.join(DTYPES)}")
-    name, folder = registry.resolve(model, hub.folder_of)
+    with logs.phase("resolve"):
+        name, folder = registry.resolve(model, hub.folder_of)
     refuse_special_files(folder)
     device = _device(wishes.device, folder)
     ops.wishes()  # a word that DGEMMA_OPS may not hold is refused before anything is loaded
     config = load_model_config(folder)
-    generation = load_generation_config(folder, config.vocab_size)
+    generation = presets.applied(load_generation_config(folder, config.vocab_size), wishes.preset)
     tokenizer = Tokenizer.load(folder, config.vocab_size)
     checkpoint = open_checkpoint(folder)
     options = Options(
@@ -186,20 +221,27 @@ def open_session(
         wishes.fp8_embedding,
         wishes.fp8_mlp,
     )
-    planned = plan_run(checkpoint, config, options, device=device, context=wishes.context, vram=wishes.vram)
+    with logs.phase("plan"):
+        planned = plan_run(checkpoint, config, options, device=device, context=wishes.context, vram=wishes.vram)
     agreed, said = planned.agreed, planned.verdict
     if said is not None and (agreed is None or (wishes.context is not None and not said.fits)):
-        raise said.error(name)
+        raise lock.named(said.error(name), _hold(device, planned).other)
     assert agreed is not None
+    hold = _hold(device, planned)
+    if hold.other is not None:
+        say(f"another dgemma is on this card, too: {hold.other.line}")
     proof = Proof()
-    weights = fill(checkpoint, planned.layout, device, progress=progress, checksum=wishes.checksum, proof=proof)
+    with logs.phase("load"):
+        weights = fill(checkpoint, planned.layout, device, progress=progress, checksum=wishes.checksum, proof=proof)
     if sum(weight.numel() for weight in weights.values()) < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     network = DiffusionGemma(config, weights)
-    found = selftest.apply(network, say, agreed.room.context)
-    runner = captured.best(network, agreed.room)
-    if isinstance(runner, captured.Captured):
-        runner.prepare(generation if wishes.steps is None else replace(generation, steps=wishes.steps))
+    with logs.phase("selftest"):
+        found = selftest.apply(network, say, agreed.room.context)
+    with logs.phase("capture"):
+        runner = captured.best(network, agreed.room)
+        if isinstance(runner, captured.Captured):
+            runner.prepare(generation if wishes.steps is None else replace(generation, steps=wishes.steps))
     return Session(
         name=name,
         tokenizer=tokenizer,
@@ -212,7 +254,23 @@ def open_session(
         is_demo=registry.is_demo(folder),
         planned=planned,
         proof=proof,
+        hold=hold,
     )
+
+
+def _hold(device: Device, planned: Planned) -> lock.Hold:
+    """The lock of the card, or who has it. On a CPU nothing is held."""
+    card = _card(device, planned)
+    agreed = planned.agreed
+    return lock.Hold(None) if card is None else lock.take(card, None if agreed is None else agreed.total)
+
+
+def _card(device: Device, planned: Planned) -> str | None:
+    """A name of the card that every process has for it; None: no card."""
+    if device != "cuda":
+        return None
+    card = None if planned.verdict is None else planned.verdict.budget.card
+    return "cuda" if card is None else card.uuid
 
 
 def _device(wish: str | None, folder: Path) -> Device:
@@ -229,14 +287,16 @@ def _device(wish: str | None, folder: Path) -> Device:
 
 def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
     """Each event with the seconds that making it took; the reader's own time between two is not counted."""
-    source = iter(events)
+    source, logged = iter(events), logs.Canvases()
     while True:
         start = time.perf_counter()
         try:
             event = next(source)
         except StopIteration:
             return
-        yield event, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        logged.take(event, seconds)
+        yield event, seconds
 
 
 @contextmanager

@@ -1,5 +1,6 @@
-"""Settings of every test: hypothesis draws the same examples every time, torch uses one thread."""
+"""Settings of every test: hypothesis draws the same examples every time, torch uses one thread, no one's own defaults."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import settings
 
 settings.register_profile("the same", deadline=None, derandomize=True)  # and measures no time on a busy machine
 settings.load_profile("the same")
+os.environ["DGEMMA_CONFIG"] = os.devnull  # of whoever runs the tests; their processes inherit it
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,7 @@ from dgemma_local import sampler
 from dgemma_local.cache import Room
 from dgemma_local.config import GenerationConfig
 from dgemma_local.noise import Noise
-from dgemma_local.sampler import Canvas
+from dgemma_local.sampler import FREE, Canvas, Rules
 
 PAD, END, MARK = 0, 1, 2  # MARK ends a prompt: the answer is told from what follows the last one
 
@@ -75,11 +75,17 @@ class FakeModel:
         return rest[: self.canvas_length]
 
     def denoising(
-        self, ids: Sequence[int], number: int, cache: FakeCache, config: GenerationConfig, noise: Noise
+        self,
+        ids: Sequence[int],
+        number: int,
+        cache: FakeCache,
+        config: GenerationConfig,
+        noise: Noise,
+        rules: Rules = FREE,
     ) -> Iterator[Canvas]:
         if ids:
             self.encode(torch.tensor(ids), cache)
-        canvas = sampler.begin(number, noise)
+        canvas = sampler.begin(number, noise, rules)
         while not canvas.done:
             canvas = sampler.step(self, canvas, cache, config, noise)
             yield canvas

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dgemma_local.events import CanvasCommitted, Finished, Prefilled, StepDone
+from dgemma_local.events import CanvasCommitted, Finished, Prefilled, Retried, StepDone
 from dgemma_local.recording import Header, Piece, Recorder, Recording, Word
 
 CONTROLS = ("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>", "<|channel>")  # the first tokens of every vocabulary
@@ -163,7 +163,7 @@ def _named(made: Recording) -> list[int]:
                 lists += [event.fed if event.step == 0 else (), event.draft, event.next]
             case CanvasCommitted() | Finished():
                 lists.append(event.tokens)
-            case Prefilled():
+            case Prefilled() | Retried():
                 pass
     return list(dict.fromkeys(token for ids in lists for token in ids))
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dgemma_local.bench.protocols import Task
 from dgemma_local.config import GenerationConfig
 from dgemma_local.errors import BenchRefused
-from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, StepDone
+from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, Retried, StepDone
 
 P95 = 0.95
 LEAST_PREFILL = 0.1  # of a median step, which is taken off the time to the first draft: less is noise of that step
@@ -105,6 +105,8 @@ def answer(speaker: Speaker, task: Task, noise: Any, bench: Bench) -> Answer:
                 if event.step == 0:
                     found.steps.append([])
                 found.steps[-1].append(now)
+            case Retried():
+                pass  # a bench says nothing of what is blank, so that there is none
             case CanvasCommitted():
                 found.commits.append(now)
             case Finished():

@@ -99,9 +99,8 @@ def open_model(
 
     folder = folder_of(name)
     began = perf_counter()
-    session = open_session(
-        name, Wishes(dtype=dtype, device=device, context=context, **{f"fp8_{part}": True for part in fp8})
-    )
+    held: dict[str, Any] = {f"fp8_{part}": True for part in fp8}
+    session = open_session(name, Wishes(dtype=dtype, device=device, context=context, **held))
     seconds = perf_counter() - began
     model: Any = session.conversation.model
     agreed = session.planned.agreed

@@ -6,7 +6,8 @@ bytes, flushed after each line; where the process was killed, its end is missing
     recording           first, once      model, seed, settings, prompt: `Header`
     prefilled           at most once     ┐
     step_done           every step       │ the events (`dgemma_local.events`), by their field names,
-    canvas_committed    every canvas     │ each with the `seconds` it took
+    retried             see below        │ each with the `seconds` it took
+    canvas_committed    every canvas     │
     finished            last             ┘
 
 `schema.json` beside this file describes every value. What a schema cannot say:
@@ -16,6 +17,7 @@ bytes, flushed after each line; where the process was killed, its end is missing
 - `fed`, what a step read, stands in the first step of a canvas alone; a later step read the `next` of the step before.
 - `canvas` counts from 0, `step` from 0 within it. A canvas is committed after its step with `done`, and its `tokens` are
   that step's `next`. A run that was stopped may go from any step to `finished`; one that was killed ends anywhere.
+- `retried` stands in place of a commit, and voids the steps of its canvas since then: it begins anew with step 0.
 - A token's text stands in the first line that names the token. `texts` has one entry a token that no line before named,
   in the order in which this line names them: `ends`, `prompt` in the first line; `fed`, `draft`, `next` in a step;
   `tokens` in the others. An entry is the text, or {"control": NAME} for a token that steers instead of being read.

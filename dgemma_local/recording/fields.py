@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 from dgemma_local.recording.form import DIGITS, KINDS, Piece, Word, sound
@@ -54,6 +54,13 @@ class Fields:
         if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > LARGEST_TOKEN):
             raise Damaged(f"`{name}` holds something that is no token id")
         return value
+
+    def positions(self, name: str, length: int) -> tuple[int, ...]:
+        """Of a canvas, ascending, each once."""
+        value = self.ids(name)
+        if any(a >= b for a, b in pairwise((-1, *value, length))):
+            raise Damaged(f"`{name}` is not ascending positions below {length}")
+        return tuple(value)
 
     def entropies(self, name: str, length: int) -> Sequence[float]:
         """In nats, to DIGITS."""

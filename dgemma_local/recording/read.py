@@ -7,7 +7,16 @@ from sys import getsizeof
 from typing import BinaryIO, TypeVar, get_args
 
 from dgemma_local.errors import RecordingError
-from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, StepDone
+from dgemma_local.events import (
+    CanvasCommitted,
+    Event,
+    Finished,
+    FinishReason,
+    Prefilled,
+    Retried,
+    RetryReason,
+    StepDone,
+)
 from dgemma_local.recording.fields import Fields
 from dgemma_local.recording.form import FORMAT, VERSION, Header, Piece, Word
 from dgemma_local.recording.lines import Damaged, lines, opened, parsed
@@ -143,6 +152,7 @@ class _Reader:
         makers: dict[object, Callable[[Fields], Event]] = {
             "prefilled": self._prefilled,
             "step_done": self._step,
+            "retried": self._retried,
             "canvas_committed": self._committed,
             "finished": self._finished,
         }
@@ -161,6 +171,8 @@ class _Reader:
         self.recording.pieces.append(pieces)
         if isinstance(event, StepDone):
             self._before = event
+        elif isinstance(event, Retried):
+            self._before = None
         elif isinstance(event, CanvasCommitted):
             self._before, self._canvas = None, self._canvas + 1
 
@@ -189,7 +201,19 @@ class _Reader:
             next=_shared(self._tokens, fields.ids("next", L)),
             entropy=_shared(self._entropies, fields.entropies("entropy", L)),
             done=fields.flag("done"),
+            pinned=fields.positions("pinned", L) if "pinned" in fields.values else (),
         )
+
+    def _retried(self, fields: Fields) -> Retried:
+        before = self._before
+        self._of_this_canvas(fields)
+        if before is None or not before.done or fields.whole("steps") != before.step + 1:
+            raise Damaged("a canvas begins anew before its last step")
+        reason = fields.text("reason")
+        for known in get_args(RetryReason):
+            if reason == known:
+                return Retried(self._canvas, known, before.step + 1)
+        raise Damaged("a canvas begins anew for a reason that is not known")
 
     def _committed(self, fields: Fields) -> CanvasCommitted:
         L, before = self.recording.header.canvas_length, self._before
@@ -254,7 +278,7 @@ def _header(fields: Fields) -> Header:
 def _ids(event: Event) -> tuple[Sequence[int], ...]:
     """The tokens that a line names, in the order in which their texts stand in it."""
     match event:
-        case Prefilled():
+        case Prefilled() | Retried():
             return ()
         case StepDone():
             return (event.fed if event.step == 0 else (), event.draft, event.next)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol
 
 from dgemma_local.errors import RecordingError
-from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
+from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
 from dgemma_local.recording.form import DIGITS, FORMAT, GZIP, GZIP_MAGIC, NONBLOCK, VERSION, Header, Word, sound
 
 _LEVEL = 6  # of zlib
@@ -89,6 +89,13 @@ class Recorder:
                 }
             case StepDone():
                 return self._step(event)
+            case Retried():
+                return {
+                    "event": "retried",
+                    "canvas": event.canvas,
+                    "reason": event.reason,
+                    "steps": event.steps,
+                }
             case CanvasCommitted():
                 return {
                     "event": "canvas_committed",
@@ -123,6 +130,7 @@ class Recorder:
             "next": event.next,
             "entropy": [max(0.0, round(each, DIGITS)) for each in event.entropy],  # rounding left some below 0
             "done": event.done,
+            **({"pinned": event.pinned} if event.pinned else {}),
             "texts": self._new(fed, event.draft, event.next),
         }
 

@@ -1,6 +1,7 @@
 """Front ends: each reads one run's events, with the seconds they took, and shows them.
 
     events ─► plain        the answer to stdout, canvas by canvas
+           ─► provisional  the same on a terminal, with what has settled of the canvas at work below it
            ─► json_lines   one object a line
            ─► live         the canvas at work on stderr, the answer to stdout
            ─► printed      the same, frame under frame, where the cursor cannot be moved
@@ -11,7 +12,7 @@ Nothing here knows a model or a tokenizer: both come in as functions of token id
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -25,7 +26,8 @@ from dgemma_local.ui.live import Pace, live, printed
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import theme
 from dgemma_local.ui.plain import json_lines, plain
-from dgemma_local.ui.record import Record, Start, Timed
+from dgemma_local.ui.record import Reader, Record, Start, Timed
+from dgemma_local.ui.settled import provisional
 from dgemma_local.ui.terminal import Terminal, stderr
 
 __all__ = ["Record", "Start", "Wanted", "show"]
@@ -48,6 +50,9 @@ class Wanted:
     fps: float | None = None  # at most; None: as many as are seen
     step: bool = False  # a key for every step
     theme: str = "auto"  # dark, light, or what the terminal says
+    fresh: Callable[[], Reader] | None = None  # makes a reader like the record's; None: only committed text is shown
+    stop: Sequence[str] = ()  # strings that end the answer before them
+    thoughts: bool = False  # shown as they are committed; else a line says how long they were
 
 
 def show(events: Iterable[Timed], record: Record, vocabulary: Vocabulary, wanted: Wanted) -> None:
@@ -58,16 +63,19 @@ def show(events: Iterable[Timed], record: Record, vocabulary: Vocabulary, wanted
     terminal = stderr()
     with _keys(wanted) as keys:
         _introduce(terminal, record.start, wanted)
-        if wanted.visualize or wanted.stats or record.recorder is not None:
+        counted = wanted.visualize or wanted.stats or record.recorder is not None
+        if counted:
             record.watched = Seen(vocabulary.ends)
         began = time.perf_counter()
         _run(events, record, vocabulary, wanted, terminal, keys)
         wall = time.perf_counter() - began
     if not wanted.quiet:
-        if record.watched is not None and record.steps:
+        if record.text["thought"].strip() and not (wanted.thoughts or wanted.as_json):
+            terminal.say(f"thought: {record.thought_tokens} tokens (--show-thinking shows them)", style="dim")
+        if counted and record.watched is not None and record.steps:
             terminal.say(summary(record.watched), style="dim")
         for line in record.notices():
-            terminal.say(line)
+            terminal.say(line, style="dim" if line.startswith("complete") else "")
     if wanted.stats and not wanted.quiet:
         for line in record.summary(wall):
             terminal.say(line, style="dim")
@@ -107,7 +115,7 @@ def _run(
         sight = Sight(label=record.start.model, vocabulary=vocabulary, view=wanted.view, draft=wanted.draft)
         pace = Pace(slow=wanted.slow, keys=keys, pressed=wanted.pressed)
         shared = out.isatty()
-        page = Page(out if shared else sys.stderr, notes, whole_lines=True)
+        page = Page(out if shared else sys.stderr, notes, whole_lines=True, thoughts=wanted.thoughts)
         copy = None if shared else Page(out, None)
         if terminal.redraws:
             shade = theme(wanted.theme)
@@ -116,5 +124,12 @@ def _run(
             )
         else:
             printed(events, record, page, terminal, sight, copy=copy, pace=pace)
+    elif wanted.fresh is not None and not wanted.quiet and (screen := Terminal(out)).redraws:
+        page = Page(out, notes, whole_lines=True, thoughts=wanted.thoughts)
+        sight = Sight(label=record.start.model, vocabulary=vocabulary)
+        provisional(
+            events, record, page, screen, sight, theme(wanted.theme),
+            fresh=wanted.fresh, stop=wanted.stop, thoughts=wanted.thoughts,
+        )  # fmt: skip
     else:
-        plain(events, record, Page(out, notes))
+        plain(events, record, Page(out, notes, thoughts=wanted.thoughts))

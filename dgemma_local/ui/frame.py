@@ -64,19 +64,19 @@ def _body(seen: Seen, sight: Sight, width: int, height: int, tail: str, top: int
         return _heat(seen, width, height, top)
     text = _text(seen, sight, tail)
     if sight.view == "text":
-        return _written(text, width, height, top)
+        return _written(text, width, height, top, _picked(seen))
     # Where a terminal reorders a row for its right-to-left text, it would move the cells beside it, too.
     if width >= SIDE_BY_SIDE and not any(leftward(part) for part, _ in text):
         beside = grid_width(width)
         room = width - beside - cell_len(BETWEEN[0])
-        left, top = _written(text, room, height, top)
+        left, top = _written(text, room, height, top, _picked(seen))
         right, _ = _heat(seen, beside, height, 0)
         return [_beside(*pair, room) for pair in zip(left, right, strict=True)], top
     share = height // 2
     if seen.step is not None:
         length = len(seen.states)
         share = min(share, -(-length // cells_a_row(length, width, share)))
-    above, top = _written(text, width, height - share, top)
+    above, top = _written(text, width, height - share, top, _picked(seen))
     below, _ = _heat(seen, width, share, 0)
     return above + below, top
 
@@ -100,18 +100,18 @@ def _text(seen: Seen, sight: Sight, tail: str) -> list[Run]:
     return [(tail, inked(State.TEXT)), *runs(seen, sight.vocabulary, sight.draft)]
 
 
-def _written(text: list[Run], width: int, height: int, top: int) -> tuple[list[Row], int]:
+def _written(text: list[Run], width: int, height: int, top: int, picked: bool) -> tuple[list[Row], int]:
     """The unfinished line, of which the last third of the room is kept, and the canvas going on in it."""
     skipped = max(0, len(rows(text[:1], width)) - max(1, height // 3))
-    return _window(rows(text, width)[skipped:], width, height, top)
+    return _window(rows(text, width)[skipped:], width, height, top, picked)
 
 
 def _heat(seen: Seen, width: int, height: int, top: int) -> tuple[list[Row], int]:
     cells = grid(seen, width, height)
-    return _window(cells + strip(seen, width, height - len(cells)), width, height, top)
+    return _window(cells + strip(seen, width, height - len(cells)), width, height, top, _picked(seen))
 
 
-def _window(table: list[Row], width: int, height: int, top: int) -> tuple[list[Row], int]:
+def _window(table: list[Row], width: int, height: int, top: int, picked: bool) -> tuple[list[Row], int]:
     """Exactly `height` rows; where there are more, those that change, and a last one that says how many are hidden.
 
     It stays where it is as long as that shows at least half of the changing rows that another place would show.
@@ -130,10 +130,17 @@ def _window(table: list[Row], width: int, height: int, top: int) -> tuple[list[R
     most = max(seen)
     if 2 * seen[top] < most or (seen[top] < most == changes[-1]):
         top = min((first for first in range(last + 1) if seen[first] == most), key=lambda first: abs(first - top))
-    pinned = next((i for i, row in enumerate(table) if any(ink.kind is State.PINNED for _, ink in row)), top)
-    top = min(max(top, pinned - room + 1), pinned, last)  # what the reader holds is in view
+    if picked:
+        held = [i for i, row in enumerate(table) if any(ink.kind is State.PINNED for _, ink in row)]
+        top = min(max(top, held[-1] - room + 1), held[-1], last) if held else top  # what the reader holds is in view
     shown = table[top : top + room]
     return ([*shown, _hidden(top, last - top, width)] if height > 1 else shown), top
+
+
+def _picked(seen: Seen) -> bool:
+    """Whether a reader holds a position; what the run itself has pinned moves nothing into view."""
+    given = () if seen.step is None else seen.step.pinned
+    return any(state is State.PINNED and i not in given for i, state in enumerate(seen.states))
 
 
 def _hidden(above: int, below: int, width: int) -> Row:

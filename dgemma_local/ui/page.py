@@ -36,10 +36,13 @@ class Page:
     """A context manager over the sinks; leaving it ends the last line, whatever happened.
 
     out: gets the answer byte for byte; a terminal gets it without control characters. notes: None drops what is not
-    answer. whole_lines: an unfinished line waits in `tail`, for a live view that needs its cursor in the first column.
+    answer. thoughts: False folds them away. whole_lines: an unfinished line waits in `tail`, for a live view that needs
+    its cursor in the first column.
     """
 
-    def __init__(self, out: TextIO, notes: Terminal | None, *, whole_lines: bool = False) -> None:
+    def __init__(
+        self, out: TextIO, notes: Terminal | None, *, whole_lines: bool = False, thoughts: bool = True
+    ) -> None:
         def answer(text: str) -> None:
             out.write(printable(text) if shown else text)
             out.flush()
@@ -53,6 +56,7 @@ class Page:
             "thought": _Sink(note("dim"), whole_lines),
             "tool_call": _Sink(note(""), False),
         }
+        self._folded = frozenset() if thoughts else frozenset({"thought"})
         self._apart = set() if shown else {"answer"}  # does not share the terminal with the others
         self._kind = "answer"
 
@@ -70,6 +74,8 @@ class Page:
 
     def write(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
+            if piece.kind in self._folded:
+                continue
             if piece.kind != self._kind and self._kind not in self._apart:
                 self._sinks[self._kind].end()
             self._kind = piece.kind

@@ -5,13 +5,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import TextIO
 
-from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
+from dgemma_local.errors import INTERRUPTED, DgemmaError
+from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
+from dgemma_local.outcomes import Verdict, of_error
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.record import Record, Timed
 
+_PRESSED = ("interrupted", "", INTERRUPTED)
 _NAMES: Mapping[type[Event], str] = {
     Prefilled: "prefilled",
     StepDone: "step_done",
+    Retried: "retried",
     CanvasCommitted: "canvas_committed",
     Finished: "finished",
 }
@@ -28,21 +32,34 @@ def json_lines(events: Iterable[Timed], record: Record, out: TextIO, *, seconds:
     """One object a line, ASCII: `start`, then every event by its field names, no clock unless `seconds`.
 
     `canvas_committed` and `finished` also carry the `pieces` of text they make final; `finished` the whole `answer`,
-    `thought` and `tool_call`.
+    `thought` and `tool_call`, `thought_tokens` and `answer_tokens`, and how it ended: `outcome`, `said`, `exit_code`.
     """
 
-    def line(name: str, values: Mapping[str, object]) -> None:
-        out.write(json.dumps({"event": name, **values}, allow_nan=False) + "\n")
-        out.flush()
-
-    line("start", asdict(record.start))
+    _line(out, "start", asdict(record.start))
     for event, took in events:
         pieces = record.take(event, took)
         values: dict[str, object] = {each.name: getattr(event, each.name) for each in fields(event)}
         if isinstance(event, CanvasCommitted | Finished):
             values["pieces"] = [{"kind": piece.kind, "text": piece.text} for piece in pieces]
         if isinstance(event, Finished):
-            values |= record.text
+            values |= {**record.text, "thought_tokens": record.thought_tokens, "answer_tokens": record.answer_tokens}
+            values |= _ending(record.verdict)
         if seconds:
             values["seconds"] = took
-        line(_NAMES[type(event)], values)
+        _line(out, _NAMES[type(event)], values)
+
+
+def json_error(error: DgemmaError | KeyboardInterrupt, out: TextIO) -> None:
+    """The last line where an error ended the run: `outcome` is null where it is none of an answer."""
+    ending = of_error(error)
+    said, fix, code = (error.what, error.fix, error.exit_code) if isinstance(error, DgemmaError) else _PRESSED
+    _line(out, "failed", {"outcome": ending and ending.value, "said": said, "fix": fix, "exit_code": code})
+
+
+def _ending(found: Verdict) -> dict[str, object]:
+    return {"outcome": found.outcome.value, "said": found.line, "exit_code": found.outcome.exit_code}
+
+
+def _line(out: TextIO, name: str, values: Mapping[str, object]) -> None:
+    out.write(json.dumps({"event": name, **values}, allow_nan=False) + "\n")
+    out.flush()

@@ -1,15 +1,19 @@
 """What one run comes to, event by event: text by kind, counts and seconds. Notices, statistics and exit codes follow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dgemma_local.errors import EmptyAnswer
-from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
+from dgemma_local.errors import DgemmaError, EmptyAnswer, ThoughtOnly
+from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
+from dgemma_local.outcomes import Outcome, Verdict, verdict
 from dgemma_local.recording import Recorder
 from dgemma_local.states import Seen, see
+from dgemma_local.ui.figures import Counts, Times, lines
 
 Timed = tuple[Event, float]  # an event and the seconds it took
+
+_UNANSWERED: Mapping[Outcome, type[DgemmaError]] = {Outcome.EMPTY: EmptyAnswer, Outcome.THOUGHT_ONLY: ThoughtOnly}
 
 
 class Piece(Protocol):
@@ -24,6 +28,10 @@ class Piece(Protocol):
 class Reader(Protocol):
     """`channels.AnswerDecoder`, of which a front end knows no more than this."""
 
+    @property
+    def thought_tokens(self) -> int: ...
+    @property
+    def answer_tokens(self) -> int: ...
     def feed(self, ids: Sequence[int]) -> Sequence[Piece]: ...
     def close(self) -> Sequence[Piece]: ...
 
@@ -58,10 +66,10 @@ class Record:
     prompt: int = 0  # tokens
     reused: int = 0
     joining: int = 0  # tokens of the prompt that were read in one pass with the first step
+    retried: list[Retried] = field(default_factory=list)
     canvases: list[CanvasCommitted] = field(default_factory=list)
     steps: int = 0
-    step_seconds: float = 0.0
-    prefill_seconds: float = 0.0
+    times: Times = field(default_factory=Times)
     finished: Finished | None = None
     _tokens: list[int] = field(default_factory=list)
     _read: int = 0  # of those, handed to the reader
@@ -69,13 +77,14 @@ class Record:
     def take(self, event: Event, seconds: float) -> Sequence[Piece]:
         """The pieces of text that this event makes final, in order."""
         pieces: Sequence[Piece] = ()
+        self.times.take(event, seconds)
         match event:
             case Prefilled():
-                self.prompt, self.reused, self.prefill_seconds = event.tokens, event.reused, seconds
-                self.joining = event.joining
+                self.prompt, self.reused, self.joining = event.tokens, event.reused, event.joining
             case StepDone():
                 self.steps += 1
-                self.step_seconds += seconds
+            case Retried():
+                self.retried.append(event)
             case CanvasCommitted():
                 self.canvases.append(event)
                 self._tokens += event.tokens[: event.kept]
@@ -105,57 +114,52 @@ class Record:
         return self.reader.feed(ids)
 
     @property
+    def step_seconds(self) -> float:
+        """Of all steps together."""
+        return sum(self.times.steps)
+
+    @property
     def interrupted(self) -> bool:
         return self.finished is not None and self.finished.reason == "interrupted"
 
+    @property
+    def thought_tokens(self) -> int:
+        """Of those that are final, with the markers of the thoughts."""
+        return self.reader.thought_tokens
+
+    @property
+    def answer_tokens(self) -> int:
+        """All others that are final."""
+        return self.reader.answer_tokens
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended, once all events are there."""
+        return verdict(self)
+
     def require_answer(self) -> None:
-        """Raises EmptyAnswer when nothing, or only blank space, is for the reader of stdout."""
-        if self.finished is None or self.text["answer"].strip():
-            return
-        if self.finished.reason == "stop":
-            raise EmptyAnswer("the answer began with a stop string, and nothing is left of it", "give another --stop")
-        if self.text["tool_call"]:
-            raise EmptyAnswer("the model called a tool instead of answering", "ask for an answer in words")
-        if self.text["thought"]:
-            fix = "leave --think out" if self.thinking else "give another --seed"
-            if self.finished.reason == "budget":
-                fix = f"raise --max-tokens, or {fix}"
-            raise EmptyAnswer(f"all {len(self.finished.tokens)} tokens went into the thought, none into an answer", fix)
-        raise EmptyAnswer(
-            "the model ended its turn without an answer", "ask for a whole sentence, or give another --seed"
-        )
+        """Raises EmptyAnswer or ThoughtOnly when nothing, or only blank space, is for the reader of stdout."""
+        found = self.verdict
+        if found.outcome in _UNANSWERED:
+            raise _UNANSWERED[found.outcome](found.what, found.cure)
 
     def notices(self) -> list[str]:
-        """What a reader should know of how it ended, a line each."""
-        most = f"{self.start.steps} step{'' if self.start.steps == 1 else 's'}"
-        lines = [f"canvas {c.canvas + 1} did not converge in {most}" for c in self.canvases if not c.converged]
-        match self.finished.reason if self.finished else "interrupted":
-            case "budget":
-                lines.append(f"stopped at --max-tokens {self.start.max_tokens}")
-            case "context":
-                lines.append("stopped: the context has no room for another canvas")
-            case "interrupted":
-                lines.append("interrupted")
-            case "end" | "stop":
-                pass
-        return lines
+        """What a reader should know of how it ended, a line each; an answer that is missing is an error, and raised."""
+        found = self.verdict
+        lines = [f"canvas {retried.canvas + 1} came out empty and was tried once more" for retried in self.retried]
+        return lines if found.outcome in _UNANSWERED else [*lines, found.line]
 
     def summary(self, wall: float) -> list[str]:
         """The statistics, a line each. wall: seconds from the prompt to the end, drawing included."""
-        tokens = len(self.finished.tokens) if self.finished else len(self._tokens)
-        taken = [c.steps for c in self.canvases]
-        lines = [
-            f"prompt    {self.prompt} tokens, {self.reused} of them reused, {1000 * self.prefill_seconds:.0f} ms"
-            + (f" without the {self.joining} read with the first step" if self.joining else ""),
-            f"canvases  {len(taken)} of {self.start.canvas_length} tokens; one costs its steps, however little it holds",
-            f"steps     {self.steps}",
-        ]
-        if taken:
-            lines[-1] += f": {', '.join(map(str, taken))} a canvas, at most {self.start.steps}"
-        if self.steps:
-            lines[-1] += f"; {1000 * self.step_seconds / self.steps:.1f} ms and {tokens / self.steps:.1f} tokens a step"
-        lines.append(f"context   {self.prompt + tokens} tokens at the end")
-        lines.append(
-            f"wall      {wall:.2f} s for {tokens} tokens" + (f": {tokens / wall:.1f} tokens/s" if wall > 1e-3 else "")
+        counts = Counts(
+            prompt=self.prompt,
+            reused=self.reused,
+            joining=self.joining,
+            length=self.start.canvas_length,
+            most=self.start.steps,
+            taken=[commit.steps for commit in self.canvases],
+            last=self.canvases[-1].kept if self.canvases else 0,
+            tokens=len(self.finished.tokens) if self.finished else len(self._tokens),
+            thought=self.thought_tokens,
         )
-        return lines
+        return lines(counts, self.times, wall)

@@ -27,8 +27,8 @@ from dgemma_local.captured import Captured, may_stop
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import GenerationConfig, load_model_config
 from dgemma_local.engine import Conversation
-from dgemma_local.errors import NumericalError, PromptError
-from dgemma_local.events import Event, Finished, Prefilled, StepDone
+from dgemma_local.errors import DoesNotFit, NumericalError, PromptError
+from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import PhiloxNoise, TorchNoise
@@ -267,6 +267,56 @@ def test_nan_names_the_layer(tmp_path: Path) -> None:
     network.self_conditioning.pre_norm.fill_(torch.nan)
     with pytest.raises(NumericalError, match=r"^canvas 0, step 1: not a number, first in self-conditioning, the final"):
         events_of(Conversation(Captured(network, room_of(network))), prompt_of(network, 9), 3, DEFAULTS, 24)
+
+
+@pytest.mark.parametrize("name", ["plain", "window of two"])
+def test_a_canvas_held_to_rules_is_the_network_s_own_and_the_next_one_is_captured_again(
+    name: str, tmp_path: Path
+) -> None:
+    """A first canvas that is tried twice, then one that begins with a given token; all others on the fixed memory."""
+    network = open_model(write_calm(tmp_path, 4, confidence=3.0, **GEOMETRIES[name]))
+    L = network.canvas_length
+    config = replace(DEFAULTS, steps=6, entropy_bound=3.0, end_ids=tuple(range(3, 8)))
+    hold: dict[str, Any] = {
+        "blank": lambda tokens: True,
+        "first": lambda answer: 40 if len(answer) == L else None,
+    }
+    fixed = Captured(network, room_of(network))
+    taken: list[sampler.Rules] = []
+    denoising = network.denoising
+
+    def noted(*asked: Any) -> Iterator[sampler.Canvas]:
+        taken.append(asked[-1])
+        return denoising(*asked)
+
+    for seed in range(100):
+        prompt = prompt_of(network, 9, seed)
+        want = events_of(Conversation(network), prompt, seed, config, 3 * L, **hold)
+        kinds = [type(event) for event in want]
+        if Retried in kinds and sum(isinstance(event, CanvasCommitted) for event in want) == 3:
+            break
+    else:
+        raise AssertionError("no seed of 100 shows it")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "denoising", noted)
+        ours = events_of(Conversation(fixed), prompt, seed, config, 3 * L, **hold)
+    same(ours, want)
+    assert [(rules.below > 0, rules.positions) for rules in taken] == [(True, ()), (False, (0,))]
+    of = {
+        canvas: [event for event in want if isinstance(event, StepDone) and event.canvas == canvas] for canvas in (1, 2)
+    }
+    assert all(step.pinned == (0,) and step.draft[0] == step.next[0] == 40 for step in of[1])
+    assert all(step.pinned == () for step in of[2])
+
+
+def test_a_card_without_room_for_logits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = open_model(write_calm(tmp_path, 3))
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(network, "denoise", lambda *_: (_ for _ in ()).throw(full))
+    talk = Conversation(Captured(network, room_of(network)))
+    with pytest.raises(DoesNotFit, match="the logits of canvas 0 have no room"):
+        events_of(talk, prompt_of(network, 9), 3, DEFAULTS, 24, first=lambda answer: 7)
+    assert isinstance(events_of(talk, prompt_of(network, 9), 3, DEFAULTS, 24)[-1], Finished)
 
 
 # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -80,14 +80,15 @@ def error(found: Any, code: int) -> tuple[str, str]:
 def test_the_answer_alone_goes_to_stdout(session: FakeSession) -> None:
     found = dgemma("run", "-p", "Hello", "--seed", "7")
     assert (found.exit_code, found.stdout) == (0, "Hi user\n")
-    assert found.stderr == DEMO + "fake · --seed 7\n"
+    assert found.stderr == DEMO + "fake · --seed 7\ncomplete: 3 tokens in 1 canvas\n"
 
 
 def test_thoughts_and_tool_calls_go_to_stderr(session: FakeSession) -> None:
     session.text = "<|channel>thought\nuser\n<channel|>Hi<|tool_call>call:Hi{}<tool_call|>"
-    found = dgemma("run", "-p", "Hello", "--seed", "7")
+    found = dgemma("run", "-p", "Hello", "--seed", "7", "--show-thinking")
     assert found.stdout == "Hi\n"
-    assert found.stderr == DEMO + "fake · --seed 7\nuser\ntool call: call:Hi{}\n"
+    done = "complete: 14 tokens in 1 canvas\n"
+    assert found.stderr == DEMO + f"fake · --seed 7\nuser\ntool call: call:Hi{{}}\n{done}"
     assert dgemma("run", "-p", "Hello", "--quiet").stderr == DEMO
 
 
@@ -130,6 +131,7 @@ def test_flags_reach_the_session(session: FakeSession) -> None:
         "max_tokens": 9,
         "steps": 5,
         "thinking": True,
+        "think_tokens": None,
         "stop": ["X", "YZ"],
     }
 
@@ -152,6 +154,7 @@ def test_wishes_reach_the_session(session: FakeSession) -> None:
             "fp8_mlp": True,
             "checksum": False,
             "steps": None,
+            "preset": None,
         },
     )
 
@@ -175,6 +178,7 @@ def test_json(session: FakeSession) -> None:
     assert [line["event"] for line in lines[1:]] == ["prefilled", *["step_done"] * 4, "canvas_committed", "finished"]
     assert lines[2].keys() == {
         "event", "canvas", "step", "steps", "temperature", "fed", "draft", "accepted", "next", "entropy", "done",
+        "pinned",
     }  # fmt: skip
     assert lines[-2]["pieces"] == [{"kind": "thought", "text": "user"}, {"kind": "answer", "text": "Hi €\n"}]
     assert (lines[-1]["thought"], lines[-1]["answer"], lines[-1]["reason"]) == ("user", "Hi €\n", "end")
@@ -187,14 +191,16 @@ def test_timings_only_when_asked_for(session: FakeSession) -> None:
     assert [json.loads(line).get("seconds") for line in found.stdout.splitlines()] == [None, *[0.25] * 7]
     plain = dgemma("run", "-p", "Hello", "--stats")
     assert plain.stdout == "Hi user\n"
-    assert "steps     4: 4 a canvas, at most 8; 250.0 ms and 0.8 tokens a step\n" in plain.stderr
+    assert "steps     4; p50 250" in plain.stderr and "4 of at most 8 steps\n" in plain.stderr
 
 
 def test_notices(session: FakeSession) -> None:
     session.text, session.taken = "Hi user Hi user model model model Hi", 8
     found = dgemma("run", "-p", "Hello", "--max-tokens", "9")
-    assert "canvas 1 did not converge in 8 steps\n" in found.stderr
-    assert found.stderr.endswith("stopped at --max-tokens 9\n") and found.exit_code == 0
+    assert found.stderr.endswith(
+        "stopped at --max-tokens 9, and 1 of 1 canvas did not converge in 8 steps; raise it for the rest\n"
+    )
+    assert found.exit_code == 17
     session.reason = "context"
     assert "no room for another canvas" in dgemma("run", "-p", "Hello").stderr
 
@@ -220,7 +226,6 @@ def test_force_color_writes_no_escape_code_into_a_pipe(session: FakeSession, mon
     [
         ("", "end", "ended its turn without an answer"),
         ("\n \n", "end", "ended its turn without an answer"),
-        ("<|channel>thought\nuser", "budget", "all 4 tokens went into the thought"),
         ("<|tool_call>call:Hi{}<tool_call|>", "end", "called a tool"),
         ("", "stop", "began with a stop string"),
     ],
@@ -521,7 +526,7 @@ def test_a_pipe_that_does_not_block_gets_everything() -> None:
         first = reader.read(1)
         time.sleep(0.5)  # it is full by now
         text = first + reader.read()
-    assert running.wait(timeout=20) == 0
+    assert running.wait(timeout=20) == 17  # cut at --max-tokens
     assert len(text) > 1 << 17  # twice what a pipe holds
     assert json.loads(text.splitlines()[-1])["event"] == "finished"
 
@@ -570,16 +575,18 @@ def test_an_error_is_never_a_wall_of_text(session: FakeSession) -> None:
 
 def test_one_step_is_singular(session: FakeSession) -> None:
     session.taken = 8
-    assert "did not converge in 1 step\n" in dgemma("run", "-p", "Hello", "--steps", "1").stderr
+    assert "did not converge in 1 step; " in dgemma("run", "-p", "Hello", "--steps", "1").stderr
 
 
 def test_think_is_left_out_only_by_those_who_gave_it(session: FakeSession) -> None:
     session.text = "<|channel>thought\nuser"
-    for reason, cure in (("end", ""), ("budget", "raise --max-tokens, or ")):
+    bound = {True: ", bound the thought (--think-tokens)", False: ""}
+    for reason, longer in (("end", ""), ("budget", "raise --max-tokens{}, or ")):
         session.reason = reason  # type: ignore[assignment]
         for flags, fix in ((["--think"], "leave --think out"), ([], "give another --seed")):
             found = dgemma("run", "-p", "Hello", "--quiet", *flags)
-            assert found.exit_code == 9 and f"  fix: {cure}{fix}\n" in found.stderr
+            cure = longer.format(bound[bool(flags)])
+            assert found.exit_code == 16 and f"  fix: {cure}{fix}\n" in found.stderr
 
 
 @pytest.mark.usefixtures("closed")
@@ -593,7 +600,7 @@ def test_a_blank_stop_string_is_one(session: FakeSession) -> None:
 
 def test_help_names_every_exit_code() -> None:
     codes = dgemma("--help").stdout.split("Exit codes:")[1]
-    for code in ("1 ", "2 ", "3 ", "4-7 ", "8 ", "9 ", "130 ", "141 ", "143 "):
+    for code in ("1 ", "2 ", "3 ", "4 ", "7 ", "8 ", "9 ", "16 ", "17 ", "18 ", "130 ", "141 ", "143 "):
         assert f" {code}" in codes.replace("\n", " ")
 
 

@@ -319,3 +319,15 @@ def test_a_draw_takes_two_blocks_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     with LiveBytes() as live:
         noise.sample(logits, torch.ones(L, dtype=torch.bool), 0, 0)
     assert stream.BLOCK_BYTES < live.peak <= 2 * stream.BLOCK_BYTES
+
+
+def test_another_attempt_draws_other_numbers_for_everything() -> None:
+    first = PhiloxNoise(5, 6, 50, CPU)
+    drawn = first.canvas(0), first.renoise(0, 3), first.variates(0, 0, torch.arange(2))
+    again = first.again()
+    assert (again.attempt, first.attempt) == (1, 0) and again.again().attempt == 2
+    for ours, theirs in zip(
+        drawn, (again.canvas(0), again.renoise(0, 3), again.variates(0, 0, torch.arange(2))), strict=True
+    ):
+        assert not torch.equal(ours, theirs)
+    assert torch.equal(again.renoise(0, 3), PhiloxNoise(5, 6, 50, CPU, attempt=1).renoise(0, 3))

@@ -144,7 +144,7 @@ def test_the_answer_goes_to_a_pipe_exactly_and_to_the_terminal_for_the_eye() -> 
 def test_without_the_view_a_terminal_gets_no_control_at_all() -> None:
     seen = run(session={"text": "Hi\x1b[2JHi\x07"})
     assert seen.lines == [*HEAD, "Hi�[2JHi�"]
-    assert "\x1b[2J" not in seen.raw and "\x1b[?25l" not in seen.raw
+    assert "\x1b[2J" not in seen.raw and "\x07" not in seen.raw
 
 
 def test_a_pipe_gets_the_exact_bytes() -> None:
@@ -223,12 +223,26 @@ def test_ctrl_c_without_the_view() -> None:
     sent = []
 
     def press(_: subprocess.Popen[bytes], master: int, raw: str) -> None:
-        if "model model" in raw and not sent:
+        if "user user" in raw and not sent:  # of the second canvas, and not committed
             sent.append(os.write(master, b"\x03"))
 
     seen = run(session={"text": PARAGRAPH, "pause": 0.1}, meanwhile=press)
+    assert sent and not seen.cursor_hidden
+    assert not any("user user" in line for line in seen.lines)
     assert seen.code == 130
     assert seen.lines[len(HEAD) :][:2] == ANSWER[:2] and seen.lines[-1] == "interrupted"
+
+
+def test_what_is_typed_meanwhile_does_not_move_provisional_text() -> None:
+    typed: list[int] = []
+
+    def type_on(_: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        if f"{ESCAPE}[0;4m" in raw and len(typed) < 2:
+            typed.append(os.write(master, b"ls\r\r"))
+
+    seen = run(session={"text": PARAGRAPH, "pause": 0.1}, meanwhile=type_on)
+    assert typed and "ls" not in seen.raw
+    assert seen.lines[: len(HEAD + ANSWER)] == HEAD + ANSWER
 
 
 def test_ctrl_c_ends_a_slow_show() -> None:

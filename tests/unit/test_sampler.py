@@ -16,7 +16,7 @@ from dgemma_local import noise as stream
 from dgemma_local import sampler
 from dgemma_local.config import GenerationConfig
 from dgemma_local.noise import PhiloxNoise
-from dgemma_local.sampler import Canvas
+from dgemma_local.sampler import Canvas, Rules
 
 L, V = 16, 64
 NOISE = PhiloxNoise(1, L, V, torch.device("cpu"))
@@ -282,3 +282,48 @@ def test_a_new_canvas_starts_from_nothing() -> None:
     canvas = sampler.begin(3, NOISE)
     assert torch.equal(canvas.next, NOISE.canvas(3))
     assert (canvas.number, canvas.step, canvas.history, canvas.logits, canvas.done) == (3, 0, (), None, False)
+
+
+# ── rules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    seed=st.integers(0, 99),
+    pinned=st.dictionaries(st.integers(0, L - 1), st.integers(0, V - 1), max_size=4),
+    banned=st.sets(st.integers(0, V - 1), max_size=5),
+    below=st.integers(0, L),
+    scale=st.sampled_from([0.1, 3.0, 30.0]),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_canvas_keeps_to_its_rules_and_is_free_elsewhere(
+    seed: int, pinned: dict[int, int], banned: set[int], below: int, scale: float
+) -> None:
+    rules = Rules(tuple(sorted((p, t) for p, t in pinned.items() if p >= below)), tuple(banned), below)
+    canvas, free = sampler.begin(1, NOISE, rules), sampler.begin(1, NOISE)
+    config = replace(GENERATION, steps=4, entropy_bound=20.0)
+    held = {position for position, _ in rules.pinned} | (set(range(below)) if banned else set())
+    others = [i for i in range(L) if i not in held]
+    for step in range(4):
+        z = logits(seed + step, scale)
+        canvas, free = (sampler.advance(each, z.clone(), config, NOISE) for each in (canvas, free))
+        assert canvas.draft is not None and canvas.entropy is not None and canvas.accepted is not None
+        for position, token in rules.pinned:
+            assert canvas.fed is not None and canvas.fed[position] == token
+            assert canvas.draft[position] == canvas.next[position] == token
+            assert canvas.accepted[position] and canvas.entropy[position] == 0
+        assert not set(canvas.draft[:below].tolist()) & banned
+        sampled = canvas.next[:below][canvas.accepted[:below]]
+        assert not set(sampled.tolist()) & banned
+        assert free.draft is not None and free.entropy is not None
+        assert torch.equal(canvas.draft[others], free.draft[others])
+        assert torch.equal(canvas.entropy[others], free.entropy[others])
+        if canvas.done or free.done:
+            break
+
+
+@pytest.mark.parametrize("rules", [Rules(pinned=((0, 5),)), Rules(banned=(1, 2), below=L)])
+def test_rules_hide_nothing_that_is_not_a_number(rules: Rules) -> None:
+    z = logits(1)
+    z[0] = torch.nan
+    after = sampler.advance(sampler.begin(0, NOISE, rules), z, GENERATION, NOISE)
+    assert after.entropy is not None and not after.entropy[0].isfinite()

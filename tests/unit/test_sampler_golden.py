@@ -18,7 +18,7 @@ from dgemma_local.events import CanvasCommitted, Finished
 from dgemma_local.loading import load
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.noise import Noise, TorchNoise
-from dgemma_local.sampler import Canvas
+from dgemma_local.sampler import Canvas, Rules
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CONFIG = GenerationConfig(
@@ -155,9 +155,9 @@ class Says:
     joins, mode, room = 0, "says", None
 
     def denoising(
-        self, ids: Sequence[int], number: int, cache: "Says", config: GenerationConfig, noise: Noise
+        self, ids: Sequence[int], number: int, cache: "Says", config: GenerationConfig, noise: Noise, rules: Rules
     ) -> Iterator[Canvas]:
-        canvas = sampler.begin(number, noise)
+        canvas = sampler.begin(number, noise, rules)
         while not canvas.done:
             canvas = sampler.step(self, canvas, cache, config, noise)
             yield canvas

@@ -1,0 +1,170 @@
+"""Lines to commands, what completes them, and which lines of a message belong together."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from dgemma_local.chat.conversation import DEFAULT, KEYS
+
+BLOCK = '"""'
+_SWITCH = ("on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A command as /help shows it."""
+
+    name: str
+    argument: str
+    does: str
+
+
+COMMANDS = (
+    Known("help", "", "what can be said here"),
+    Known("system", "[TEXT]", "the system turn; without TEXT there is none"),
+    Known("set", "KEY VALUE", ", ".join(KEYS)),
+    Known("show", "", "model, system turn and settings"),
+    Known("clear", "", "a new conversation; this one stays saved"),
+    Known("undo", "", "take the last turn back"),
+    Known("retry", "", "ask the last question again, with another seed"),
+    Known("edit", "[TEXT]", "write the next message in $VISUAL or $EDITOR"),
+    Known("save", "[NAME]", "it is saved after every turn; NAME names it"),
+    Known("load", "NAME", "go on with a saved conversation"),
+    Known("export", "md|json|html [FILE]", "write it for other programs"),
+    Known("record", "FILE|off", "keep every step, for `dgemma replay`"),
+    Known("visualize", "on|off", "the canvas while it settles"),
+    Known("think", "on|off|show", "think first; show: thoughts are printed, or not"),
+    Known("model", "[NAME]", "go on with another model"),
+    Known("context", "", "how much of the context is used"),
+    Known("stats", "", "what the last answer took"),
+    Known("copy", "", "the last answer to the clipboard, as plain text"),
+    Known("multi", "", "Enter begins a line, Alt-Enter sends; or back"),
+    Known("exit", "", "leave, as Ctrl-D does"),
+)
+NAMES = tuple(known.name for known in COMMANDS)
+_ALIASES = {"quit": "exit", "bye": "exit", "?": "help", "reset": "clear", "regenerate": "retry", "q": "exit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A message for the model."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A known command; `argument` is all that follows it, blank space around it left out."""
+
+    name: str
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What looks like a command and is none."""
+
+    name: str
+    nearest: str | None
+
+
+def parse(text: str) -> Say | Command | Unknown | None:
+    """What one input means; None for a blank one. Two slashes send a message that begins with one."""
+    stripped = text.strip()
+    if not stripped:
+        return None
+    if stripped.startswith("//"):
+        return Say(stripped[1:])
+    if not stripped.startswith("/"):
+        message = unwrapped(text)
+        return Say(message) if message.strip() else None
+    name, _, argument = re.sub(r"\s", " ", stripped[1:], count=1).partition(" ")
+    name = name.lower()
+    name = _ALIASES.get(name, name)
+    if name in NAMES:
+        return Command(name, unwrapped(argument.strip()))
+    near = difflib.get_close_matches(name[:40], NAMES, n=1)
+    return Unknown(name, near[0] if near else None)
+
+
+# What belongs together
+
+
+def open_block(text: str) -> bool:
+    """Whether a message that begins with three quotes, or a command's argument that does, has not ended with them."""
+    body = text.strip()
+    if body.startswith("/"):
+        body = body.partition(" ")[2].lstrip()
+    return body.startswith(BLOCK) and not (body.endswith(BLOCK) and len(body) >= 2 * len(BLOCK))
+
+
+def unwrapped(text: str) -> str:
+    """A message without the three quotes around it and the line breaks next to them."""
+    body = text.strip()
+    if len(body) >= 2 * len(BLOCK) and body.startswith(BLOCK) and body.endswith(BLOCK):
+        return body[len(BLOCK) : -len(BLOCK)].removeprefix("\n").removesuffix("\n")
+    return text
+
+
+class Lines:
+    """Lines one by one -> messages: a trailing backslash goes on in the next line, so does an open block."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def feed(self, line: str) -> str | None:
+        """The message that `line`, without its end, completes."""
+        if open_block("\n".join((*self._held, line))):
+            self._held.append(line)
+            return None
+        if line.endswith("\\"):
+            self._held.append(line[:-1])
+            return None
+        self._held.append(line)
+        return self.close()
+
+    def close(self) -> str | None:
+        """What is held when no line follows."""
+        held, self._held = self._held, []
+        return "\n".join(held) if held else None
+
+
+# Completion
+
+
+def complete(text: str, names: Mapping[str, Callable[[], Iterable[str]]]) -> tuple[int, list[str]]:
+    """Characters before the cursor that a completion replaces, and what it may be.
+
+    text: up to the cursor. names: what may follow a command that takes a name (load, model), asked when it is needed.
+    """
+    if not text.startswith("/") or "\n" in text:
+        return 0, []
+    name, space, argument = text[1:].partition(" ")
+    if not space:
+        return len(text), [f"/{each}" for each in NAMES if each.startswith(name)]
+    choices: Iterable[str]
+    match name:
+        case "set" if " " not in argument:
+            choices = KEYS
+        case "set":
+            argument, choices = argument.rpartition(" ")[2], (DEFAULT,)
+        case "export":
+            choices = ("md", "json", "html")
+        case "visualize":
+            choices = _SWITCH
+        case "think":
+            choices = (*_SWITCH, "show")
+        case "record":
+            choices = ("off",)
+        case _ if name in names:
+            choices = names[name]()
+        case _:
+            choices = ()
+    return len(argument), [each for each in choices if each.startswith(argument)]
+
+
+def file_part(text: str) -> str | None:
+    """The beginning of a file name at the cursor; None where none is wanted."""
+    found = re.fullmatch(r"/record (.*)|/export (?:md|json|html) (.*)", text)
+    return next((each for each in found.groups() if each is not None), None) if found else None

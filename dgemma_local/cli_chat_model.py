@@ -1,0 +1,115 @@
+"""A session as a chat needs it: asked turn by turn, and exchanged for another one."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dgemma_local.cli_models import Prefer
+from dgemma_local.cli_run import _picked, _reach, _recorder, _vocabulary
+from dgemma_local.streams import say
+
+if TYPE_CHECKING:
+    from dgemma_local.chat.conversation import Settings
+    from dgemma_local.session import Session, Wishes
+    from dgemma_local.tokens import Message
+    from dgemma_local.ui.canvas import Vocabulary
+    from dgemma_local.ui.chat_turn import Asked
+
+
+class Opened:
+    """`ui.chat_turn.Model`. Its constructor raises as `session.open_session` does."""
+
+    def __init__(self, name: str, wishes: "Wishes", prefer: Prefer | None = None) -> None:
+        self._wishes, self._prefer = wishes, prefer
+        self._session = self._opened(name)
+
+    @property
+    def name(self) -> str:
+        return self._session.name
+
+    @property
+    def demo(self) -> bool:
+        return self._session.is_demo
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer."""
+        return self._session.conversation.context
+
+    @property
+    def vocabulary(self) -> "Vocabulary":
+        return _vocabulary(self._session)
+
+    def ask(self, messages: Sequence[Mapping[str, str]], seed: int, settings: "Settings", to: Path | None) -> "Asked":
+        """One answer, not begun; `to` gets its recording. Raises PromptError."""
+        from dgemma_local.channels import AnswerDecoder, opens_channel
+        from dgemma_local.session import timed
+        from dgemma_local.ui import Record, Start
+        from dgemma_local.ui.chat_turn import Asked
+
+        session, thinking, told = self._session, settings.thinking, _told(messages)
+        ids = session.prompt(told, thinking=thinking)
+        fresh = partial(AnswerDecoder, session.tokenizer, open_channel=opens_channel(ids, session.tokenizer.special))
+        start = Start(
+            model=session.name,
+            demo=session.is_demo,
+            seed=seed,
+            max_tokens=settings.max_tokens,
+            steps=settings.steps or session.steps,
+            canvas_length=session.canvas_length,
+        )
+        events = session.answer(
+            told,
+            seed=seed,
+            max_tokens=settings.max_tokens,
+            steps=settings.steps,
+            thinking=thinking,
+            think_tokens=settings.think_tokens if thinking else None,
+            stop=settings.stop,
+        )
+        return Asked(
+            events=timed(events),
+            record=Record(start, fresh(), withheld=_reach(settings.stop), thinking=thinking),
+            fresh=fresh,
+            recording=_recorder(to, session, start, ids, thinking=thinking),
+        )
+
+    def tokens(self, messages: Sequence[Mapping[str, str]], *, thinking: bool) -> int:
+        """Of the prompt they make. Raises PromptError."""
+        return len(self._session.prompt(_told(messages), thinking=thinking))
+
+    def switch(self, name: str) -> None:
+        """Another model in its place. Where that cannot be opened, this one is there again, and what stopped it is raised.
+
+        There may be memory for one alone, so the old one goes first; a name that is none is found out before.
+        """
+        from dgemma_local import hub
+        from dgemma_local.registry import resolve
+
+        resolve(name, hub.folder_of)
+        before = self._session.name
+        del self._session
+        try:
+            self._session = self._opened(name)
+        except BaseException:
+            self._session = self._opened(before)
+            raise
+
+    def _opened(self, name: str) -> "Session":
+        from dgemma_local.session import open_session
+        from dgemma_local.ui import loading
+
+        with loading.progress() as progress:
+            session = open_session(_picked(name, self._prefer, quiet=False), self._wishes, progress, say)
+        if session.slow_because is not None and session.on_gpu:
+            say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
+        for notice in session.notices:
+            say(notice)
+        return session
+
+
+def _told(messages: Sequence[Mapping[str, str]]) -> "list[Message]":
+    from dgemma_local.tokens import Message
+
+    return [Message(role=each["role"], content=each["content"]) for each in messages]

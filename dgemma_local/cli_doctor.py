@@ -1,0 +1,43 @@
+"""`dgemma doctor`: thin, as the rest of the command line."""
+
+import sys
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object, for bug reports: no tokens, no user's name.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every fetched checkpoint, too: a minute or so for each.")
+    ] = False,
+) -> None:
+    """Check everything that a run stands on, and say how to cure what is wrong.
+
+    Python and packages, driver and cards, memory and who holds it, disk, fetched checkpoints, the hub, torch and triton,
+    every kernel beside its torch twin on this very card, two steps of the demo model, the terminal. A line each:
+
+    OK it is in order · WARN it works, with less than there could be · FAIL it does not work, and the cure is beneath ·
+    SKIP there is nothing to check
+
+    Works where torch cannot even be imported. Exit code 19 where something FAILs, else 0.
+    """
+    from dgemma_local.doctor import CHECKS, FAILED, Check, Machine, Probe, document, examine, failed
+    from dgemma_local.doctor.probe import Lost
+    from dgemma_local.ui.doctor import look, show
+    from dgemma_local.ui.shelf import progress
+    from dgemma_local.ui.terminal import Terminal, stderr
+
+    checks = (*CHECKS, Check("terminal", lambda machine: look(Terminal(sys.stdout))))
+    with Probe() as probe, progress(quiet=as_json or not verify) as watch:
+        with suppress(Lost):  # the check asks again, and says so
+            probe.begin("torch")  # is imported while the rest is looked at
+        machine = Machine(probe=probe, verify=verify, watch=watch)
+        if not as_json:
+            machine.say = lambda text: stderr().say(text, style="dim")
+        found = show(examine(checks, machine), sys.stdout, document if as_json else None)
+    if failed(found):
+        raise typer.Exit(FAILED)

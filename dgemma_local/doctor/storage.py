@@ -1,0 +1,190 @@
+"""The disk, the cache of checkpoints and what state they are in, the way to the hub, templates and tokenizers."""
+
+import hashlib
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dgemma_local import hub
+from dgemma_local.checkpoint import open_checkpoint
+from dgemma_local.config import load_model_config
+from dgemma_local.doctor.examination import Machine
+from dgemma_local.doctor.finding import Finding, fail, ok, skip, warn
+from dgemma_local.errors import DgemmaError
+from dgemma_local.hub.failures import size
+from dgemma_local.hub.pull import MARGIN, _verify_alone
+from dgemma_local.registry import Entry, is_demo, table
+
+ONLINE_LIMIT = 3.0  # seconds for the hub to answer in
+HUB = "https://huggingface.co"
+TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads its variables
+# Published chat templates by the beginning of their sha256
+TEMPLATES = {
+    "36e3a42e": "as launched: an empty thought is given where thinking is off",
+    "2f1b4d75": "without the empty thought",
+    "9aeb7eac": "Google's of 2026-07",
+}
+
+
+def models(machine: Machine) -> Iterator[Finding]:
+    """The table of models, the user's own included."""
+    machine.models = table()
+    yield ok("models", f"{len(machine.models)} in the table", names=list(machine.models))
+
+
+def disk(machine: Machine) -> Iterator[Finding]:
+    """Room where the cache is, against what the card's checkpoint takes."""
+    root = hub.root()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    wanted = machine.wanted
+    entry = None if wanted is None else wanted.entry
+    need = 0 if entry is None or hub.folder_of(entry) is not None else max(0, (entry.bytes or 0) - hub.held(entry))
+    facts = {"cache": str(root), "free": free, "needed": need}
+    elsewhere = "make room, or set HF_HOME to a folder on another disk"
+    if not os.access(there, os.W_OK):
+        yield fail(
+            "disk", f"{there} may not be written", "check its permissions, or set HF_HOME to a folder of yours", **facts
+        )
+    elif free < MARGIN:
+        yield fail("disk", f"{size(free)} free for {root}: the disk is full", elsewhere, **facts)
+    elif entry is not None and need and free < need + MARGIN:
+        what = (
+            f"{size(free)} free for {root}, and {size(need)} of {entry.name} are to come, with {size(MARGIN)} to spare"
+        )
+        yield fail("disk", what, elsewhere, **facts)
+    else:
+        to_come = "" if entry is None or not need else f"; {size(need)} of {entry.name} are to come"
+        yield ok("disk", f"{size(free)} free for {root}{to_come}", **facts)
+
+
+def checkpoints(machine: Machine) -> Iterator[Finding]:
+    """Each model that is on this machine, whole or in part; and whether the card's is."""
+    hub.root()  # raises where the cache cannot be, once and not for each model
+    absent = []
+    for entry in machine.models.values():
+        name = f"model {entry.name}"
+        try:
+            found = _checkpoint(name, entry, machine)
+        except DgemmaError as error:
+            found = fail(name, error.what, error.fix)
+        if found is None:
+            absent.append(entry.name)
+        else:
+            yield found
+    wanted = machine.wanted
+    if absent:
+        yield skip("models", f"not fetched: {', '.join(absent)}", absent=absent)
+    if wanted is not None and wanted.entry.name in absent:
+        yield warn("models", f"the one for this card, {wanted.entry.name}, is not fetched", "run `dgemma pull`")
+
+
+def _checkpoint(name: str, entry: Entry, machine: Machine) -> Finding | None:
+    """By its headers and lengths. None: nothing of it is here."""
+    folder = entry.folder or hub.folder_of(entry)
+    if folder is None:
+        count = hub.held(entry)
+        if not count:
+            return None
+        whole = f" of {size(entry.bytes)}" if entry.bytes else ""
+        return warn(name, f"{size(count)}{whole} are here", f"`dgemma pull {entry.name}` brings the rest", held=count)
+    tensors = open_checkpoint(folder).tensors
+    facts = {"folder": str(folder), "tensors": len(tensors)}
+    machine.folders[entry.name] = folder
+    if entry.folder is not None:
+        what = f"{len(tensors)} tensors, " + ("of this package" if is_demo(folder) else f"in {folder}")
+    else:
+        unhashed = "" if machine.verify else "; --verify hashes them"
+        what = f"{len(tensors)} tensors, {size(hub.held(entry))}, lengths and headers are right{unhashed}"
+    return ok(name, what, **facts)
+
+
+def hashes(machine: Machine) -> Iterator[Finding]:
+    """Of each fetched checkpoint, where that is asked for: the name of a blob is its hash."""
+    if not machine.verify:
+        return
+    for model, folder in list(machine.folders.items()):
+        entry = machine.models[model]
+        if entry.folder is not None:
+            continue
+        try:
+            _verify_alone(entry, folder, machine.watch)
+            yield ok(f"hashes {model}", "every file is what its hash was made from", folder=str(folder))
+        except DgemmaError as error:
+            del machine.folders[model]  # no text of it is looked at
+            yield fail(f"hashes {model}", error.what, error.fix, folder=str(folder))
+
+
+def online(machine: Machine) -> Iterator[Finding]:
+    """Whether the hub answers. That counts where something is to be fetched."""
+    wanted = machine.wanted
+    needed = wanted is not None and wanted.entry.name not in machine.folders
+    address = os.environ.get("HF_ENDPOINT") or HUB
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # of brackets
+        parts = urlsplit("")
+    shown = f"{parts.scheme}://{parts.hostname}"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in TRUE:
+        what = "HF_HUB_OFFLINE is set"
+        yield warn("hub", f"{what}, and {wanted.entry.name} is not here", "unset it") if needed and wanted else ok("hub", f"{what}; nothing is needed")  # fmt: skip
+        return
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        yield fail("hub", f"HF_ENDPOINT={address!r} is no server's address", "correct it: it begins with https://")
+        return
+    trouble = _trouble(address)
+    if trouble is None:
+        yield ok("hub", f"{shown} answers")
+    elif needed and wanted:
+        cure = "check the network, HF_ENDPOINT and HTTPS_PROXY; files can be brought by hand: `folder` in models.toml"
+        yield warn("hub", f"{shown} does not: {trouble}; {wanted.entry.name} is not here", cure)
+    else:
+        yield ok("hub", f"offline ({trouble}); nothing is needed from it")
+
+
+def _trouble(address: str) -> str | None:
+    """Why a server gives no answer; None where it gives any."""
+    request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "dgemma"})
+    try:
+        with urllib.request.urlopen(request, timeout=ONLINE_LIMIT):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"error {error.code}" if error.code >= 500 else None
+    except (OSError, HTTPException) as error:  # URLError, a timeout while it answers, an answer that is no HTTP
+        return str(getattr(error, "reason", error)) or type(error).__name__
+
+
+def tokenizers(machine: Machine) -> Iterator[Finding]:
+    """Of each checkpoint that is here: whether its vocabulary and template go together, and which template it is."""
+    from dgemma_local.tokens import Tokenizer
+
+    for model, folder in machine.folders.items():
+        name = f"text {model}"
+        try:
+            tokenizer = Tokenizer.load(folder, load_model_config(folder).vocab_size)
+            tokenizer.render([{"role": "user", "content": "Hi"}])
+        except DgemmaError as error:
+            yield fail(name, error.what, error.fix)
+            continue
+        special = tokenizer.special
+        digest = _template(folder)
+        known = TEMPLATES.get(digest[:8], "the demo's" if is_demo(folder) else "not one of the published")
+        ids: dict[str, list[int | None]] = {
+            "turn": [special.turn_open, special.turn_close],
+            "channel": [special.channel_open, special.channel_close],
+        }
+        ids |= {"think": [special.think], "call": [special.call_open, special.call_close]}
+        what = f"{tokenizer.vocab_size:,} tokens; <|turn> {special.turn_open}, <|channel> {special.channel_open}; template {digest[:8]}, {known}"  # fmt: skip
+        yield ok(name, what, template_sha256=digest, markers=ids)
+
+
+def _template(folder: Path) -> str:
+    """sha256 of the chat template; "" where it stands in tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

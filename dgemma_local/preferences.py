@@ -1,0 +1,357 @@
+"""A user's own defaults, for every option of every command: from a file, and from the environment.
+
+    dgemma run --steps 24         a flag
+    DGEMMA_RUN_STEPS=24           a variable: the command and the option, in capitals
+    [run]                         a file in TOML: a table a command, a key an option
+    steps = 24
+
+A flag goes before a variable, that before the file, that before what is built in. What the file may say is read off the
+commands themselves, and so is every check: a new option is a new key.
+"""
+
+import difflib
+import json
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from dgemma_local import toml_file
+from dgemma_local.errors import ConfigError, UsageError
+from dgemma_local.registry import expand, user_folder
+
+BUILT_IN = "built in"
+# Of one run alone: what it reads, where it writes, what is agreed to.
+ONCE = frozenset(
+    "--help --version --prompt --record --export --yes --at --canvas --position --resume --list --path --unset".split()
+)
+WITHOUT = frozenset({"config", "completion", "version"})  # commands that have no defaults
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One option of one command, as a default that can be set."""
+
+    command: tuple[str, ...]  # ("models", "show")
+    name: str  # of the option, without its dashes
+    parameter: str  # in Python
+    kind: type  # bool, int, float or str
+    many: bool  # a list of those
+    default: object  # built in
+    convert: Callable[[object], Any]  # raises typer's BadParameter
+    from_environment: Callable[[], Any]  # None: not set; raises typer's BadParameter
+
+    @property
+    def key(self) -> str:
+        return ".".join((*self.command, self.name))
+
+    @property
+    def variable(self) -> str:
+        return variable(self.command, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A default as it stands, and where it comes from: BUILT_IN, a file, or the name of a variable."""
+
+    value: object
+    source: str
+
+
+def variable(command: Sequence[str], name: str) -> str:
+    """The environment's name for an option."""
+    return "_".join(("dgemma", *command, name)).replace("-", "_").upper()
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command of a group, groups opened, with the words that name it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def options(command: Any) -> Iterator[tuple[Any, str]]:
+    """Its options that a default can be set for, with their names: the long one, without its dashes."""
+    for parameter in command.params:
+        long = next((each for each in parameter.opts if each.startswith("--")), None)
+        if parameter.param_type_name == "option" and long is not None and long not in ONCE:
+            yield parameter, long.removeprefix("--")
+
+
+def settings(group: Any) -> dict[str, Setting]:
+    """Every default of every command, by key."""
+    found = [
+        _setting(path, command, parameter, name)
+        for path, command in leaves(group)
+        if path[0] not in WITHOUT
+        for parameter, name in options(command)
+    ]
+    return {setting.key: setting for setting in found}
+
+
+def _setting(path: tuple[str, ...], command: Any, parameter: Any, name: str) -> Setting:
+    context = typer.Context(command, info_name=path[-1])
+    hint = get_type_hints(command.callback).get(parameter.name, str)
+    hint = next((each for each in get_args(hint) if each is not type(None)), hint) if _optional(hint) else hint
+    many = get_origin(hint) is list
+    kind = get_args(hint)[0] if many else hint
+
+    def from_environment() -> Any:
+        given = parameter.value_from_envvar(context)
+        return None if given is None else plain(parameter.process_value(context, given))
+
+    return Setting(
+        command=path,
+        name=name,
+        parameter=parameter.name,
+        kind=kind if kind in (bool, int, float) else str,
+        many=many,
+        default=plain(parameter.get_default(context)),
+        convert=lambda value: plain(parameter.process_value(context, value)),
+        from_environment=from_environment,
+    )
+
+
+def _optional(hint: Any) -> bool:
+    return type(None) in get_args(hint)
+
+
+def plain(value: object) -> Any:
+    """A parameter's value as TOML has it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def file() -> Path:
+    """Where the defaults lie: DGEMMA_CONFIG, else config.toml in the folder that models.toml is looked for."""
+    own = os.environ.get("DGEMMA_CONFIG")
+    return expand(own) if own else user_folder() / "config.toml"
+
+
+def read(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
+    """What the file says, by key, checked. Raises ConfigError: it is named and not there, unreadable, or says what means nothing."""
+    if os.environ.get("DGEMMA_CONFIG") and not os.path.lexists(path):
+        raise ConfigError(f"DGEMMA_CONFIG names {path}, which is not there", "correct the variable, or unset it")
+    found = dict(_flat(toml_file.read(path), known, path))
+    for key, value in found.items():
+        _check(known[key], value, path)
+    return found
+
+
+def _flat(
+    table: Mapping[str, Any], known: Mapping[str, Setting], path: Path, above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    tables = {setting.command[: length + 1] for setting in known.values() for length in range(len(setting.command))}
+    for name, value in table.items():
+        key = ".".join((*above, name))
+        if isinstance(value, Mapping) and (*above, name) in tables:
+            yield from _flat(value, known, path, (*above, name))
+        elif key in known:
+            yield key, value
+        else:
+            raise ConfigError(f"{path}: nothing is called {_printable(key)}", _like(key, known))
+
+
+def _like(key: str, known: Mapping[str, Setting]) -> str:
+    near = difflib.get_close_matches(key.replace("_", "-"), known, cutoff=0.7)
+    return (
+        f"did you mean {' or '.join(near)}? `dgemma config` lists every key"
+        if near
+        else "`dgemma config` lists every key"
+    )
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+def _check(setting: Setting, value: object, path: Path) -> None:
+    """Raises ConfigError where the value is of another type, or out of the option's range."""
+    values = value if setting.many and isinstance(value, list) else [value]
+    right = isinstance(value, list) == setting.many and all(_is(each, setting.kind) for each in values)
+    if not right:
+        wanted = "a list of text" if setting.many else _WANTED[setting.kind]
+        raise ConfigError(f"{path}: {setting.key} = {toml_file.shown(value)} is not {wanted}", "correct that line")
+    try:
+        setting.convert(value)
+    except typer.BadParameter as error:
+        raise ConfigError(
+            f"{path}: {setting.key} = {toml_file.shown(value)}: {_reason(error)}", "correct that line"
+        ) from None
+
+
+def _reason(error: typer.BadParameter) -> str:
+    """In Typer's words, as the end of a sentence of ours."""
+    what = error.message.removeprefix("Value error, ").rstrip(".")
+    return f"{what[:1].lower()}{what[1:]}"
+
+
+def _is(value: object, kind: type) -> bool:
+    return type(value) in ((int, float) if kind is float else (kind,))
+
+
+# ── what counts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def defaults(group: Any) -> dict[str, Any]:
+    """What the file says, as the default map of a context. Raises ConfigError as `read` does, UsageError on a variable
+    of ours that means nothing.
+    """
+    known = settings(group)
+    _check_environment(group, known)
+    nested: dict[str, Any] = {}
+    for key, value in read(known, file()).items():
+        table = nested
+        for word in known[key].command:
+            table = table.setdefault(word, {})
+        table[known[key].parameter] = value
+    return nested
+
+
+def _check_environment(group: Any, known: Mapping[str, Setting]) -> None:
+    ours = {setting.variable for setting in known.values()}
+    beginnings = tuple(variable((name,), "") for name in group.commands)
+    for name in sorted(os.environ):
+        if name.startswith(beginnings) and name not in ours:
+            near = difflib.get_close_matches(name, ours, n=1, cutoff=0.7)
+            raise UsageError(
+                f"the variable {_printable(name)} sets nothing",
+                f"{f'did you mean {near[0]}? or ' if near else ''}unset it",
+            )
+
+
+def current(known: Mapping[str, Setting], said: Mapping[str, Any], path: Path) -> dict[str, Current]:
+    """Every default as it stands. `said`: what `read` found. Raises UsageError where a variable's value is not one."""
+    return {key: _current(setting, said, path) for key, setting in known.items()}
+
+
+def _current(setting: Setting, said: Mapping[str, Any], path: Path) -> Current:
+    try:
+        given = setting.from_environment()
+    except typer.BadParameter as error:
+        raise UsageError(f"{setting.variable}: {_reason(error)}", "correct the variable, or unset it") from None
+    if given is not None:
+        return Current(given, setting.variable)
+    return Current(said[setting.key], str(path)) if setting.key in said else Current(setting.default, BUILT_IN)
+
+
+# ── setting one ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find(known: Mapping[str, Setting], key: str) -> Setting:
+    """Raises UsageError where nothing is called so."""
+    if key not in known:
+        raise UsageError(f"nothing is called {_printable(key)}", _like(key, known))
+    return known[key]
+
+
+def put(known: Mapping[str, Setting], path: Path, key: str, values: Sequence[str]) -> None:
+    """Writes one key, and leaves every other line as it is; no values: takes it away.
+
+    Raises UsageError on a key or value without a meaning, ConfigError where the file cannot be read, edited or written.
+    """
+    setting = find(known, key)
+    if len(values) > 1 and not setting.many:
+        raise UsageError(f"{key} takes one value", "quote it where it has spaces")
+    before = dict(_flat(toml_file.read(path), known, path))
+    wanted = {name: value for name, value in before.items() if name != key}
+    literal = None
+    if values:
+        try:
+            wanted[key] = setting.convert(list(values) if setting.many else values[0])
+        except typer.BadParameter as error:
+            raise UsageError(
+                f"{key} = {values[0]}: {_reason(error)}",
+                f"`dgemma {' '.join(setting.command)} --help` says what it takes",
+            ) from None
+        literal = written(wanted[key])
+    text = path.read_text(encoding="utf-8-sig") if before or path.exists() else ""
+    after = edited(text, ".".join(setting.command), setting.name, literal)
+    if not _says(after, wanted, known, path):  # dotted keys, inline tables, values over several lines
+        raise ConfigError(f"{path} is written in a way that cannot be edited here", f"set {key} in it by hand")
+    _write(path, after)
+
+
+def _says(text: str, wanted: Mapping[str, Any], known: Mapping[str, Setting], path: Path) -> bool:
+    try:
+        return dict(_flat(tomllib.loads(text), known, path)) == wanted
+    except ValueError:
+        return False
+
+
+def written(value: object) -> str:
+    """A value in TOML."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def edited(text: str, table: str, name: str, literal: str | None) -> str:
+    """The file with `name = literal` in [table], or without `name`; every other line, and a comment behind it, stays."""
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    header = next((at for at, line in enumerate(lines) if _header(line) == table), None)
+    if header is None:
+        gap = ["\n"] if lines else []
+        return (
+            "".join([*lines, *gap, f"[{table}]\n", f"{name} = {literal}\n"]) if literal is not None else "".join(lines)
+        )
+    end = next((at for at in range(header + 1, len(lines)) if _header(lines[at]) is not None), len(lines))
+    line = re.compile(rf"(\s*[\"']?{re.escape(name)}[\"']?\s*=\s*)(.*?)(\s*#[^\"']*)?\n")
+    for at in range(header + 1, end):
+        if found := line.fullmatch(lines[at]):
+            lines[at] = "" if literal is None else f"{found[1]}{literal}{found[3] or ''}\n"
+            return "".join(lines)
+    if literal is not None:
+        last = max(at for at in range(header, end) if lines[at].strip())
+        lines.insert(last + 1, f"{name} = {literal}\n")
+    return "".join(lines)
+
+
+def _header(line: str) -> str | None:
+    found = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line.rstrip("\n"))
+    return None if found is None else found[1].replace(" ", "")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all; through a link, to where it leads. Raises ConfigError."""
+    path = path.resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=".config-", delete=False
+        ) as new:
+            new.write(text)
+        try:
+            with suppress(FileNotFoundError):
+                Path(new.name).chmod(path.stat().st_mode)
+            Path(new.name).replace(path)
+        except OSError:
+            Path(new.name).unlink()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}", "check its permissions, or set DGEMMA_CONFIG"
+        ) from None

@@ -1,0 +1,247 @@
+"""What each command does; the lines it says go to stderr. Raises DgemmaError for what cannot be done."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from dgemma_local.chat import store
+from dgemma_local.chat.commands import COMMANDS
+from dgemma_local.chat.conversation import (
+    DEFAULT,
+    Turn,
+    cleared,
+    messages,
+    retried,
+    shown,
+    undone,
+    with_setting,
+    with_settings,
+)
+from dgemma_local.chat.export import FORMS, Form, exported
+from dgemma_local.errors import UsageError
+from dgemma_local.recording import check_target
+from dgemma_local.ui.chat_input import edited
+from dgemma_local.ui.chat_turn import Chat, answer, now, recap
+from dgemma_local.ui.clipboard import copy
+from dgemma_local.ui.prompt import check
+from dgemma_local.ui.terminal import printable
+
+BAR = 40  # cells of a full context
+_KEYS = (
+    f"/set KEY {DEFAULT} takes a setting back. // begins a message with a slash.",
+    'Several lines: a trailing backslash, Alt-Enter, """ around them, or a paste.',
+    "Ctrl-X Ctrl-E opens the editor, Up and Ctrl-R find what was typed before.",
+    "Ctrl-C stops an answer and keeps what is committed; Ctrl-D leaves.",
+)
+
+
+def show_help(chat: Chat, argument: str) -> None:
+    width = max(len(f"{known.name} {known.argument}") for known in COMMANDS) + 1
+    for known in COMMANDS:
+        chat.say(f"/{known.name} {known.argument}".ljust(width + 2) + known.does, "")
+    for line in _KEYS:
+        chat.say(line)
+
+
+def system(chat: Chat, argument: str) -> None:
+    chat.update(replace(chat.conversation, system=check(argument, "the system turn") if argument else None))
+    chat.say("the system turn is set" if argument else "there is no system turn")
+
+
+def set_key(chat: Chat, argument: str) -> None:
+    key, _, value = argument.partition(" ")
+    chat.update(with_setting(chat.conversation, key, value.strip()))
+    chat.say(f"{key}: {dict(shown(chat.conversation.settings))[key]}")
+
+
+def show(chat: Chat, argument: str) -> None:
+    conversation = chat.conversation
+    rows = [("conversation", f"{conversation.name}, {_count(len(conversation.turns), 'turn')}")]
+    rows += [("model", chat.model.name), ("system", conversation.system or "none"), *shown(conversation.settings)]
+    rows += [("visualize", _on(chat.visualize)), ("record", str(chat.recording or "off"))]
+    for key, value in rows:
+        chat.say(f"{key:<14} {value}", "")
+
+
+def clear(chat: Chat, argument: str) -> None:
+    began = now()
+    chat.conversation = cleared(chat.conversation, store.free_name(stamp(), chat.folder), began)
+    chat.latest = None
+    chat.say("a new conversation")
+
+
+def undo(chat: Chat, argument: str) -> None:
+    turns = _turns(chat)
+    chat.update(undone(chat.conversation))
+    chat.say(f"taken back: {_line(turns[-1].user)}")
+
+
+def retry(chat: Chat, argument: str) -> None:
+    answer(chat, _turns(chat)[-1].user, retried)
+
+
+def edit(chat: Chat, argument: str) -> None:
+    if chat.scripted:
+        raise UsageError("/edit needs a terminal", "write the message in a line, or between three quotes")
+    text = edited(argument)
+    chat.draft = text
+    chat.say("Enter sends it" if text.strip() else "nothing was written")
+
+
+def save(chat: Chat, argument: str) -> None:
+    if chat.folder is None:
+        raise UsageError("conversations are not saved here", "use /export, or set XDG_STATE_HOME to a folder")
+    if argument and argument != chat.conversation.name:
+        named = replace(chat.conversation, name=store.check_name(argument))
+        try:
+            store.renamed(named, chat.conversation.name, chat.folder)
+        except OSError as error:
+            raise UsageError(f"it cannot be saved: {error.strerror}", "make room, or use /export") from None
+        chat.conversation = named
+    else:
+        _turns(chat)
+        chat.update(chat.conversation)
+    chat.say(f"saved as {chat.conversation.name}: `dgemma chat --resume {_quoted(chat.conversation.name)}`")
+
+
+def load(chat: Chat, argument: str) -> None:
+    if chat.folder is None or not argument:
+        raise UsageError("there is no conversation to load", "say /load NAME; Tab lists those that are saved")
+    try:
+        chat.conversation = store.load(argument, chat.folder)
+    except store.Damaged as error:
+        raise UsageError(str(error), "this conversation goes on; load another one") from None
+    chat.latest = None
+    recap(chat)
+    if chat.conversation.model != chat.model.name:
+        chat.say(f"it was held with {chat.conversation.model}; /model {chat.conversation.model} goes on with that")
+
+
+def export(chat: Chat, argument: str) -> None:
+    form, _, name = argument.partition(" ")
+    if form not in FORMS:
+        raise UsageError("nothing is exported without a form", f"say /export {'|'.join(FORMS)} [FILE]")
+    _turns(chat)
+    path = Path(name.strip() or f"{chat.conversation.name}.{form}").expanduser()
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(exported(chat.conversation, cast(Form, form), printable))
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", f"say /export {form} FILE with another name") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be written: {why}", "choose another place") from None
+    chat.say(f"written to {path}")
+
+
+def record(chat: Chat, argument: str) -> None:
+    if not argument:
+        raise UsageError("nothing is recorded without a file", "say /record FILE.jsonl.gz, or /record off")
+    path = None if argument == "off" else Path(argument).expanduser()
+    if path is not None:
+        check_target(path)
+    chat.recording, chat.recorded = path, 0
+    chat.say(f"the next answer is recorded in {path}, and each after it beside that" if path else "nothing is recorded")
+
+
+def visualize(chat: Chat, argument: str) -> None:
+    chat.visualize = _switch("visualize", argument)
+    chat.say(f"the canvas in view: {_on(chat.visualize)}")
+    if chat.visualize and not chat.terminal.writes:
+        chat.say("it needs stderr to be a terminal that knows UTF-8; going on without")
+
+
+def think(chat: Chat, argument: str) -> None:
+    settings = chat.conversation.settings
+    if argument == "show":
+        chat.update(with_settings(chat.conversation, thinking=True, show_thoughts=not settings.show_thoughts))
+    else:
+        chat.update(with_settings(chat.conversation, thinking=_switch("think", argument, "show")))
+    settings = chat.conversation.settings
+    chat.say(f"thinking: {_on(settings.thinking)}, thoughts {'shown' if settings.show_thoughts else 'folded'}")
+
+
+def model(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.model.switch(argument)
+        chat.update(replace(chat.conversation, model=chat.model.name))
+    chat.say(f"{chat.model.name}, a context of {chat.model.context:,} tokens")
+
+
+def context(chat: Chat, argument: str) -> None:
+    conversation, room = chat.conversation, chat.model.context
+    used = (
+        chat.model.tokens(messages(conversation), thinking=conversation.settings.thinking) if conversation.turns else 0
+    )
+    filled = min(BAR, -(-BAR * used // room))
+    chat.say(f"{'█' * filled}{'░' * (BAR - filled)} {used:,} of {room:,} tokens ({used / room:.0%})", "")
+    chat.say(_count(len(conversation.turns), "turn"))
+
+
+def stats(chat: Chat, argument: str) -> None:
+    if chat.latest is None:
+        raise UsageError("there is no answer to tell of yet", "ask something")
+    told, wall = chat.latest
+    chat.say(f"seed      {told.start.seed}", "")
+    for line in told.summary(wall):
+        chat.say(line, "")
+    chat.say(f"room      {chat.model.context:,} tokens of context", "")
+
+
+def copy_answer(chat: Chat, argument: str) -> None:
+    chat.say(copy(_turns(chat)[-1].answer.strip("\n"), chat.terminal))
+
+
+def multi(chat: Chat, argument: str) -> None:
+    if chat.scripted:
+        raise UsageError("/multi needs a terminal", "put three quotes around a message of several lines")
+    chat.source.multi = not chat.source.multi
+    chat.say("Enter begins a line, Alt-Enter sends" if chat.source.multi else "Enter sends")
+
+
+def leave(chat: Chat, argument: str) -> None:
+    chat.ended = True
+
+
+ACTIONS: Mapping[str, Callable[[Chat, str], None]] = {
+    "help": show_help, "system": system, "set": set_key, "show": show, "clear": clear, "undo": undo, "retry": retry,
+    "edit": edit, "save": save, "load": load, "export": export, "record": record, "visualize": visualize,
+    "think": think, "model": model, "context": context, "stats": stats, "copy": copy_answer, "multi": multi,
+    "exit": leave,
+}  # fmt: skip
+
+
+def stamp() -> str:
+    """A name for a conversation that has none yet."""
+    return time.strftime("%Y-%m-%d-%H%M%S")
+
+
+def _turns(chat: Chat) -> tuple[Turn, ...]:
+    if not chat.conversation.turns:
+        raise UsageError("there is no turn yet", "ask something")
+    return chat.conversation.turns
+
+
+def _switch(name: str, argument: str, *more: str) -> bool:
+    if argument not in ("on", "off"):
+        raise UsageError(f"/{name} is on or off", f"say /{name} {'|'.join(('on', 'off', *more))}")
+    return argument == "on"
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"
+
+
+def _quoted(name: str) -> str:
+    return f"'{name}'" if " " in name else name
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number} {one if number == 1 else one + 's'}"

@@ -1,0 +1,170 @@
+"""Where a chat's messages come from: a terminal with line editing, or lines of any other stream."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+from dgemma_local.chat.commands import Lines, complete, file_part, open_block
+from dgemma_local.errors import PromptError, UsageError
+from dgemma_local.ui.prompt import LARGEST
+
+if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer, Completion
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.key_binding import KeyBindings
+
+PROMPT, GOES_ON = ">>> ", "... "
+MENU = 4  # lines that completions may take below the prompt
+
+
+class Input(Protocol):
+    """What a chat asks."""
+
+    multi: bool  # Enter begins a line
+
+    def read(self, draft: str = "") -> str | None:
+        """The next message or command; None at the end. draft: what stands there already.
+
+        Raises KeyboardInterrupt for Ctrl-C on an empty prompt, PromptError for what is no text.
+        """
+        ...
+
+
+class Piped:
+    """A message a line; a trailing backslash and three quotes join lines."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._lines = stream, Lines()
+        self.multi = False
+
+    def read(self, draft: str = "") -> str | None:
+        while raw := self._stream.readline(LARGEST + 1):
+            if len(raw) > LARGEST:
+                while not raw.endswith(b"\n") and (raw := self._stream.readline(LARGEST)):
+                    pass
+                raise PromptError(f"a line is larger than {LARGEST >> 20} MiB", "shorten it: no context holds so much")
+            try:
+                line = raw.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+            except UnicodeDecodeError:
+                raise PromptError("a line is not UTF-8 text", "give it as UTF-8") from None
+            if (message := self._lines.feed(line)) is not None:
+                return message
+        return self._lines.close()
+
+
+class Typed:
+    """prompt-toolkit's line editor. history: a file, of which it is the only writer; None keeps none."""
+
+    def __init__(self, history: Path | None, names: Mapping[str, Callable[[], Iterable[str]]], **streams: Any) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.filters import Condition
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+        self.multi = False
+        commands = Condition(lambda: self._session.default_buffer.text.startswith("/"))
+        self._session: PromptSession[str] = PromptSession(
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
+            completer=_completer(names),
+            complete_while_typing=commands,
+            reserve_space_for_menu=MENU,
+            key_bindings=self._keys(),
+            multiline=True,
+            prompt_continuation=lambda *_: GOES_ON,
+            enable_open_in_editor=True,
+            **streams,
+        )
+
+    def read(self, draft: str = "") -> str | None:
+        try:
+            return self._session.prompt(PROMPT, default=draft)
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            if self._session.default_buffer.text:
+                return ""  # it has taken back what was typed
+            raise
+
+    def _keys(self) -> "KeyBindings":
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def enter(event: Any) -> None:
+            buffer = event.current_buffer
+            if self.multi or open_block(buffer.text):
+                buffer.newline(copy_margin=False)
+            elif buffer.document.is_cursor_at_the_end and buffer.text.endswith("\\"):
+                buffer.delete_before_cursor()
+                buffer.newline(copy_margin=False)
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def alt_enter(event: Any) -> None:
+            if self.multi:
+                event.current_buffer.validate_and_handle()
+            else:
+                event.current_buffer.newline(copy_margin=False)
+
+        return keys
+
+
+def _completer(names: Mapping[str, Callable[[], Iterable[str]]]) -> "Completer":
+    from prompt_toolkit.completion import Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document
+
+    paths = PathCompleter(expanduser=True)
+
+    class Commands(Completer):
+        def get_completions(self, document: "Document", event: Any) -> Iterable["Completion"]:
+            text = document.text_before_cursor
+            back, found = complete(text, names)
+            for each in found:
+                yield Completion(each, start_position=-back)
+            if (begun := file_part(text)) is not None:
+                yield from paths.get_completions(Document(begun), event)
+
+    return Commands()
+
+
+def on_terminal() -> bool:
+    """Whether somebody types: stdin is a terminal, and one of the others shows what is typed."""
+    streams = (sys.stdout, sys.stderr)
+    return sys.stdin is not None and sys.stdin.isatty() and any(s is not None and s.isatty() for s in streams)
+
+
+def typed(history: Path | None, names: Mapping[str, Callable[[], Iterable[str]]]) -> Typed:
+    """On the terminal, drawn on stderr where stdout goes elsewhere."""
+    from prompt_toolkit.output import create_output
+
+    return Typed(history, names, output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr))
+
+
+def edited(text: str) -> str:
+    """What became of `text` in the user's editor. Raises UsageError: there is none, or it failed."""
+    wanted = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    found = shlex.split(wanted) if wanted else [each for each in ("nano", "vi") if shutil.which(each)][:1]
+    if not found:
+        raise UsageError("there is no editor", "set VISUAL or EDITOR")
+    handle, name = tempfile.mkstemp(prefix="dgemma-", suffix=".md")  # 0600
+    path = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        code = subprocess.run([*found, name], check=False).returncode
+        if code:
+            raise UsageError(f"{found[0]} ended with {code}", "what was typed is dropped; set VISUAL or EDITOR")
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except OSError as error:
+        raise UsageError(f"{found[0]} cannot be run: {error.strerror}", "set VISUAL or EDITOR") from None
+    except ValueError:
+        raise UsageError("the editor left no UTF-8 text", "save it as UTF-8") from None
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,221 @@
+"""One turn of a chat: asked, shown as it comes, and kept; and what a chat holds beside the frozen conversation."""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from dgemma_local.chat import store
+from dgemma_local.chat.conversation import Conversation, Settings, Turn, messages, next_seed, said
+from dgemma_local.errors import INTERRUPTED, DgemmaError, NumericalError
+from dgemma_local.outcomes import Outcome
+from dgemma_local.recording import Recorder
+from dgemma_local.states import Seen
+from dgemma_local.ui.canvas import Vocabulary
+from dgemma_local.ui.chat_input import Input
+from dgemma_local.ui.chat_page import ChatPage, Markdown, print_lines
+from dgemma_local.ui.frame import Sight
+from dgemma_local.ui.live import live, printed
+from dgemma_local.ui.page import Page
+from dgemma_local.ui.paint import theme
+from dgemma_local.ui.plain import plain
+from dgemma_local.ui.record import Reader, Record, Timed
+from dgemma_local.ui.settled import provisional
+from dgemma_local.ui.terminal import Terminal
+
+# What an outcome says in flags -> in commands.
+_HERE = (
+    (re.compile(r"give another --seed"), "say /retry"),
+    (re.compile(r"leave --think out"), "say /think off"),
+    (re.compile(r"--(max-tokens|steps|stop|think-tokens)"), r"/set \1"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One answer on its way; nothing has been computed yet."""
+
+    events: Iterable[Timed]
+    record: Record
+    fresh: Callable[[], Reader]  # makes a reader like the record's
+    recording: AbstractContextManager[Recorder | None]
+
+
+class Model(Protocol):
+    """An opened model, as a chat needs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def demo(self) -> bool: ...
+    @property
+    def context(self) -> int: ...  # tokens
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    def switch(self, name: str) -> None:
+        """Another model in its place. Raises DgemmaError where there is none; the one before then stays."""
+        ...
+
+    def ask(self, messages: Sequence[Mapping[str, str]], seed: int, settings: Settings, to: Path | None) -> Asked:
+        """Raises PromptError where the messages are no text, or too long for any context."""
+        ...
+
+    def tokens(self, messages: Sequence[Mapping[str, str]], *, thinking: bool) -> int:
+        """Of the prompt they make. Raises as `ask` does."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """What a chat holds beside the frozen conversation."""
+
+    conversation: Conversation
+    model: Model
+    source: Input
+    terminal: Terminal
+    draw: Callable[[int], int]  # a whole number below the one given
+    folder: Path | None = None  # of conversations; None: nothing is saved
+    scripted: bool = False  # nobody types
+    visualize: bool = False
+    recording: Path | None = None
+    recorded: int = 0  # answers since `recording` was set
+    draft: str = ""  # what the next prompt begins with
+    latest: tuple[Record, float] | None = None  # the last answer's, and its seconds
+    codes: list[int] = field(default_factory=list)  # exit codes, of turns and of what failed
+    ended: bool = False
+
+    def say(self, text: str, style: str = "dim") -> None:
+        self.terminal.say(text, style=style)
+
+    def update(self, conversation: Conversation) -> None:
+        """Takes it over, and saves what can be lost."""
+        self.conversation = conversation
+        if self.folder is None or not (conversation.turns or conversation.name in store.names(self.folder)):
+            return
+        try:
+            store.save(conversation, self.folder)
+        except OSError as error:
+            self.say(f"this conversation cannot be saved: {error.strerror}; make room, or /export it elsewhere", "")
+
+    def failed(self, error: DgemmaError) -> None:
+        self.say(f"{error.what}\n  fix: {error.fix}", "")
+        self.codes.append(error.exit_code)
+
+
+def answer(chat: Chat, user: str, join: Callable[[Conversation, Turn], Conversation]) -> None:
+    """Asks, shows the answer as it comes, and keeps it. join: how the turn becomes part of the conversation.
+
+    Raises DgemmaError where nothing was asked: the conversation is then as it was.
+    """
+    before = chat.conversation
+    history = before if join is said else replace(before, turns=before.turns[:-1])
+    seed = next_seed(before, chat.draw)
+    asked = chat.model.ask(messages(history, user), seed, before.settings, _recording(chat))
+    record = asked.record
+    lost: OSError | None = None
+    began = time.perf_counter()
+    try:
+        with asked.recording as record.recorder:
+            _show(chat, asked)
+    except NumericalError as error:
+        chat.say(f"{error.what}\n  fix: {error.fix}", "")
+        outcome, code = Outcome.NUMERIC, error.exit_code
+    except KeyboardInterrupt:
+        outcome, code = Outcome.INTERRUPTED, INTERRUPTED
+        chat.say("interrupted", "")
+    except OSError as error:  # nobody reads it any more; it is kept all the same
+        outcome, code, lost = Outcome.INTERRUPTED, 0, error
+    else:
+        outcome, code = record.verdict.outcome, record.verdict.outcome.exit_code
+    chat.latest = record, time.perf_counter() - began
+    chat.codes.append(code)
+    turn = Turn(
+        user=user,
+        answer=record.text["answer"],
+        thought=record.text["thought"],
+        ids=record.finished.tokens if record.finished else (),
+        outcome=outcome.value,
+        seed=seed,
+        time=now(),
+    )
+    chat.update(join(before, turn))
+    if lost is not None:
+        raise lost
+    _notices(chat, record)
+    if chat.conversation.turns[-1] != turn:
+        chat.say("nothing new: the answer before it stays")
+    if chat.scripted and outcome is Outcome.INTERRUPTED:
+        chat.ended = True
+
+
+def _show(chat: Chat, asked: Asked) -> None:
+    out, terminal, record, settings = sys.stdout, chat.terminal, asked.record, chat.conversation.settings
+    thoughts, shared = settings.show_thoughts, out.isatty()
+    sight = Sight(label=chat.model.name, vocabulary=chat.model.vocabulary)
+    record.watched = Seen(chat.model.vocabulary.ends)
+    if chat.visualize and terminal.writes:
+        page = ChatPage(out if shared else sys.stderr, terminal, thoughts=thoughts)
+        copy = None if shared else Page(out, None)
+        if terminal.redraws:
+            live(asked.events, record, page, terminal, sight, theme("auto"), copy=copy)
+        else:
+            printed(asked.events, record, page, terminal, sight, copy=copy)
+    elif shared and (screen := Terminal(out)).redraws:
+        page = ChatPage(out, terminal, thoughts=thoughts)
+        provisional(
+            asked.events, record, page, screen, sight, theme("auto"),
+            fresh=asked.fresh, stop=settings.stop, thoughts=thoughts,
+        )  # fmt: skip
+    else:
+        plain(asked.events, record, Page(out, terminal, thoughts=thoughts))
+
+
+def _notices(chat: Chat, record: Record) -> None:
+    if record.text["thought"].strip() and not chat.conversation.settings.show_thoughts:
+        chat.say(f"thought: {record.thought_tokens} tokens (/think show prints the next ones)")
+    if record.finished is not None:
+        lines = record.notices()
+        verdict = record.verdict
+        complete = verdict.outcome is Outcome.COMPLETE
+        for line in [each for each in lines if each != verdict.line] + ([] if complete else [verdict.line]):
+            chat.say(_here(line), "")
+    if record.recorder is not None and record.recorder.failed is not None:
+        chat.say(f"{record.recorder.failed}; nothing is recorded any more", "")
+        chat.recording = None
+
+
+def _recording(chat: Chat) -> Path | None:
+    """A file an answer: FILE.jsonl, then FILE-2.jsonl …"""
+    if chat.recording is None:
+        return None
+    chat.recorded += 1
+    if chat.recorded == 1:
+        return chat.recording
+    name, dot, endings = chat.recording.name.partition(".")
+    return chat.recording.with_name(f"{name}-{chat.recorded}{dot}{endings}")
+
+
+def _here(line: str) -> str:
+    for flag, command in _HERE:
+        line = flag.sub(command, line)
+    return line
+
+
+def recap(chat: Chat) -> None:
+    """Where a conversation stood, for whoever goes on with it."""
+    turns = chat.conversation.turns
+    chat.say(f"{chat.conversation.name}: {len(turns)} turn{'' if len(turns) == 1 else 's'}")
+    if turns and not chat.scripted:
+        for line in turns[-1].user.splitlines():
+            chat.say(f"> {line}")
+        print_lines(chat.terminal, Markdown().lines(turns[-1].answer))
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

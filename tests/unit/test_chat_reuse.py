@@ -1,0 +1,111 @@
+"""What a chat leaves to the cache, on the demo model: a turn reads the answer before it and itself, however long the past."""
+
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+import pytest
+import torch
+
+from dgemma_local.chat.conversation import Conversation, Settings, messages, said
+from dgemma_local.cli_chat_model import Opened
+from dgemma_local.model import DiffusionGemma
+from dgemma_local.session import Session, Wishes
+from dgemma_local.tokens import Message
+from dgemma_local.ui.chat_actions import ACTIONS
+from dgemma_local.ui.chat_turn import Chat, answer
+from dgemma_local.ui.terminal import stderr
+
+QUESTIONS = [f"Spell {word}." for word in "river stone cloud green light table horse apple bread chair".split()]
+CLOSING = 5  # tokens between a question and its answer: they are gone where none came and the next question follows
+STEPS = 2  # of which the second reads the first one's beliefs; where no canvas settles, later ones raise any difference
+SINGLE = Wishes(dtype="float32", device="cpu")
+
+
+def begun(**settings: Any) -> Chat:
+    model = Opened("demo-text", SINGLE)
+    conversation = Conversation(name="n", model=model.name, settings=Settings(seed=3, max_tokens=192, **settings))
+    return Chat(
+        conversation=conversation, model=model, source=Nobody(), terminal=stderr(), draw=lambda most: 0, scripted=True
+    )
+
+
+class Nobody:
+    multi = False
+
+    def read(self, draft: str = "") -> str | None:
+        return None
+
+
+def session_of(chat: Chat) -> Session:
+    assert isinstance(chat.model, Opened)
+    return chat.model._session
+
+
+def prompt(chat: Chat, user: str) -> tuple[int, ...]:
+    """Ids of the turn to come."""
+    told = [Message(role=each["role"], content=each["content"]) for each in messages(chat.conversation, user)]
+    return session_of(chat).prompt(told, thinking=chat.conversation.settings.thinking)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_turn_reads_the_answer_before_it_and_itself(thinking: bool) -> None:
+    chat = begun(thinking=thinking)
+    past: tuple[int, ...] = ()
+    read = []
+    for question in QUESTIONS:
+        whole = prompt(chat, question)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(past, whole, strict=False)))
+        assert shared >= len(past) - CLOSING
+        answer(chat, question, said)
+        assert chat.latest is not None
+        record, _ = chat.latest
+        assert record.prompt == len(whole) and record.reused >= shared
+        read.append(record.prompt - record.reused)
+        past = whole
+    added = len(past) // len(QUESTIONS)
+    assert len(past) > 5 * max(read[1:]) and max(read[1:]) < 3 * added
+    assert len(chat.conversation.turns) == len(QUESTIONS)
+
+
+def test_turn_ten_is_what_a_new_cache_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    denoise = DiffusionGemma.denoise
+
+    def watched(self: DiffusionGemma, *arguments: Any) -> torch.Tensor:
+        seen.append(denoise(self, *arguments).clone())
+        return seen[-1]
+
+    monkeypatch.setattr(DiffusionGemma, "denoise", watched)
+    chat = begun()
+    for question in QUESTIONS[:9]:
+        answer(chat, question, said)
+    before = chat.conversation
+    seen.clear()
+    answer(chat, QUESTIONS[9], said)
+    assert chat.latest is not None and chat.latest[0].reused > 0
+    ours = seen[:STEPS]
+
+    anew = begun()
+    anew.conversation = before
+    seen.clear()
+    answer(anew, QUESTIONS[9], said)
+    assert anew.latest is not None and anew.latest[0].reused == 0
+    assert anew.latest[0].start.seed == chat.latest[0].start.seed and len(seen) >= STEPS
+    for mine, theirs in zip(ours, seen, strict=False):
+        torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=0)
+
+
+def test_a_turn_taken_back_and_a_retry_read_nothing_of_the_past_anew() -> None:
+    chat = begun()
+    for question in QUESTIONS[:3]:
+        answer(chat, question, said)
+    whole = prompt(
+        replace(chat, conversation=replace(chat.conversation, turns=chat.conversation.turns[:-1])), QUESTIONS[2]
+    )
+    ACTIONS["retry"](chat, "")
+    assert chat.latest is not None
+    assert (chat.latest[0].prompt, chat.latest[0].reused) == (len(whole), len(whole))
+    ACTIONS["undo"](chat, "")
+    answer(chat, "Spell bread.", said)
+    assert chat.latest[0].prompt - chat.latest[0].reused < 20

@@ -1,0 +1,305 @@
+"""`dgemma chat` where nobody types: a line is a turn, answers alone go to stdout; with a fake session."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fake_session
+import pytest
+from fake_chat import FakeChat
+from typer.testing import CliRunner
+
+from dgemma_local import cli, cli_chat
+from dgemma_local.chat.commands import NAMES
+from dgemma_local.errors import NumericalError, PromptError
+from dgemma_local.ui.chat import worst
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A state folder of this test alone, no card, no torch."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(cli_chat, "import_torch", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> FakeChat:
+    return standing_in(monkeypatch, FakeChat(""))
+
+
+def standing_in(monkeypatch: pytest.MonkeyPatch, fake: FakeChat) -> FakeChat:
+    monkeypatch.setitem(sys.modules, "dgemma_local.session", fake_session.module(fake))
+    return fake
+
+
+def chat(text: str | bytes, *arguments: str) -> Any:
+    raw = text if isinstance(text, bytes) else text.encode()
+    found = CliRunner().invoke(cli.app, ["chat", "-m", "fake", *arguments], input=raw)
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found
+
+
+def files(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((tmp_path / "state/dgemma/chats").glob("*.json"))]
+
+
+def test_a_line_is_a_turn_and_answers_alone_go_to_stdout(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = ("Hi", "user", "Hi user")
+    found = chat('one\n\ntwo\\\nlines\n"""\nthree\n\nlines\n"""\n', "--system", "be brief", "--seed", "4")
+    assert (found.exit_code, found.stdout) == (0, "Hi\nuser\nHi user\n")
+    assert session.seeds == [4, 5, 6]
+    system, one, hi = (
+        {"role": role, "content": text} for role, text in [("system", "be brief"), ("user", "one"), ("assistant", "Hi")]
+    )
+    assert session.prompts[0] == [system, one]
+    assert session.prompts[1] == [system, one, hi, {"role": "user", "content": "two\nlines"}]
+    assert session.prompts[2][-1] == {"role": "user", "content": "three\n\nlines"}
+    assert "one" not in found.stderr and "demo model" in found.stderr
+    (saved,) = files(tmp_path)
+    assert [turn["answer"] for turn in saved["turns"]] == ["Hi", "user", "Hi user"]
+    assert saved["system"] == "be brief" and saved["model"] == "fake" and saved["turns"][2]["seed"] == 6
+
+
+def test_the_commands_of_a_script(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = ("Hi", "user", "Hi Hi")
+    text = "one\n/stats\n/undo\ntwo\n/retry\n/set steps 3\n/think on\n/context\n/show\n/export json out.json\n/help\n"
+    found = chat(text, "--seed", "1")
+    assert (found.exit_code, found.stdout) == (0, "Hi\nuser\nHi Hi\n")
+    assert session.seeds == [1, 2, 3]
+    for said in (
+        "seed      1",
+        "taken back: one",
+        "steps: 3",
+        "thinking: on",
+        "of 1,000 tokens",
+        "written to out.json",
+    ):
+        assert said in found.stderr
+    exported = json.loads((tmp_path / "out.json").read_text())
+    assert [(turn["user"], turn["answer"]) for turn in exported["turns"]] == [("two", "Hi Hi")]
+    assert exported["settings"]["steps"] == 3 and exported["settings"]["thinking"]
+    assert session.prompts[2] == [{"role": "user", "content": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/retyr", "the nearest is /retry"),
+        ("/xyzzy", "/help lists them"),
+        ("/undo", "there is no turn yet"),
+        ("/retry", "there is no turn yet"),
+        ("/copy", "there is no turn yet"),
+        ("/export md", "there is no turn yet"),
+        ("/export pdf", "say /export md|json|html"),
+        ("/stats", "no answer to tell of"),
+        ("/set", "there is no setting"),
+        ("/set steps x", "steps cannot be 'x'"),
+        ("/load", "no conversation to load"),
+        ("/load none", "no conversation is called 'none'"),
+        ("/load ../x", "cannot be called"),
+        ("/save ../x", "cannot be called"),
+        ("/edit", "needs a terminal"),
+        ("/multi", "needs a terminal"),
+        ("/visualize", "on or off"),
+        ("/think maybe", "on|off|show"),
+        ("/model nobody", "no model and no folder"),
+        ("/record", "without a file"),
+        ("/record none/x.jsonl", "none"),
+        ("/system \x00", None),
+    ],
+)
+def test_a_command_that_cannot_be_done_is_said_and_the_chat_goes_on(
+    session: FakeChat, line: str, said: str | None
+) -> None:
+    found = chat(f"{line}\none\n")
+    assert found.stdout == "Hi user\n"
+    assert said is None or (said in found.stderr and found.exit_code not in (0, 1))
+
+
+def test_help_fits_a_terminal(session: FakeChat) -> None:
+    lines = chat("/help\n").stderr.splitlines()[2:]
+    assert max(map(len, lines)) < 80
+    assert [line.split()[0] for line in lines[:20]] == [f"/{name}" for name in NAMES]
+
+
+def test_the_context_is_counted_as_the_template_writes_it(session: FakeChat) -> None:
+    told = [{"role": role, "content": text} for role, text in [("user", "one"), ("assistant", "Hi user")]]
+    assert f" {len(session.prompt(told))} of 1,000 tokens" in chat("one\n/context\n").stderr
+
+
+def test_an_unknown_command_is_one_line(session: FakeChat) -> None:
+    assert (
+        chat("/retyr\n").stderr.splitlines()[-1]
+        == "there is no command /retyr; the nearest is /retry; begin with // to send it"
+    )
+    assert len(chat(f"/{'x' * 100_000}\n").stderr) < 400
+
+
+def test_going_on_with_the_latest_or_by_name(session: FakeChat, tmp_path: Path) -> None:
+    chat("one\n/save first\n", "--seed", "1")
+    chat("two\n/save second\n")
+    found = chat("three\n", "--resume")
+    assert "second: 1 turn" in found.stderr and [each["content"] for each in session.prompts[-1]] == [
+        "two",
+        "Hi user",
+        "three",
+    ]
+    found = chat("four\n", "--resume", "first")
+    assert session.prompts[-1][0]["content"] == "one" and session.seeds[-1] == 2
+    listed = CliRunner().invoke(cli.app, ["chat", "--list"])
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["first", "second"]
+    assert "2 turns" in listed.stdout and "one" in listed.stdout and listed.exit_code == 0
+    found = chat("/load second\nfive\n")
+    assert session.prompts[-1][0]["content"] == "two" and len(files(tmp_path)) == 2
+
+
+def test_a_damaged_file_costs_one_line_and_not_the_chat(session: FakeChat, tmp_path: Path) -> None:
+    chat("one\n/save good\n")
+    bad = tmp_path / "state/dgemma/chats/bad.json"
+    bad.write_text("{")
+    found = chat("two\n", "--resume", "bad")
+    assert found.exit_code == 0 and found.stderr.splitlines()[0].endswith("a new conversation begins")
+    assert len(session.prompts[-1]) == 1 and bad.read_text() == "{"
+    listed = CliRunner().invoke(cli.app, ["chat", "--list"])
+    assert "bad.json is damaged" in listed.stderr and "good" in listed.stdout and listed.exit_code == 0
+    found = chat("/load bad\nthree\n")
+    assert "is damaged" in found.stderr and found.stdout == "Hi user\n"
+
+
+def test_nothing_is_kept_where_that_is_asked(session: FakeChat, tmp_path: Path) -> None:
+    found = chat("one\n/save x\n", "--no-save")
+    assert not (tmp_path / "state").exists() and "not saved" in found.stderr
+
+
+def test_what_was_committed_of_an_answer_that_was_stopped_is_kept(session: FakeChat, tmp_path: Path) -> None:
+    session.reason = "interrupted"
+    found = chat("one\ntwo\n")
+    assert found.exit_code == 130 and found.stdout == "Hi user\n"  # a script ends with it
+    assert [(turn["answer"], turn["outcome"]) for turn in files(tmp_path)[0]["turns"]] == [("Hi user", "interrupted")]
+
+
+def test_a_second_ctrl_c_keeps_the_turn(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = (KeyboardInterrupt(),)
+    assert chat("one\ntwo\n").exit_code == 130
+    assert [(turn["user"], turn["outcome"]) for turn in files(tmp_path)[0]["turns"]] == [("one", "interrupted")]
+
+
+def test_a_turn_whose_reader_has_gone_is_kept(
+    session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(events: Any, record: Any, page: Any) -> None:
+        for event, seconds in events:
+            record.take(event, seconds)
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("dgemma_local.ui.chat_turn.plain", gone)
+    monkeypatch.setattr("dgemma_local.cli.lost", lambda error: 141)
+    assert chat("one\ntwo\n").exit_code == 141
+    assert [(turn["user"], turn["answer"]) for turn in files(tmp_path)[0]["turns"]] == [("one", "Hi user")]
+
+
+def test_what_is_saved_is_listed_without_torch_and_without_a_line_editor(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dgemma_local import cli; sys.argv = ['dgemma', 'chat', '--list']\n"
+        "try: cli.main()\n"
+        "except SystemExit as left: assert not left.code\n"
+        "assert not {'torch', 'prompt_toolkit', 'tokenizers'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_retry_that_comes_to_nothing_leaves_the_answer(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = ("Hi", "")
+    found = chat("one\n/retry\n")
+    assert "the answer before it stays" in found.stderr and found.exit_code == 9
+    assert [turn["answer"] for turn in files(tmp_path)[0]["turns"]] == ["Hi"]
+
+
+def test_outcomes_are_said_in_words_of_the_chat(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = ("Hi user", "", "Hi")
+    found = chat("one\n/set max-tokens 2\ntwo\nthree\n")
+    assert "say /retry" in found.stderr and found.exit_code == 9
+    assert [turn["outcome"] for turn in files(tmp_path)[0]["turns"]] == ["complete", "empty", "complete"]
+    session.answers = ("Hi user",)
+    found = chat("/set max-tokens 1\none\n")
+    assert "stopped at /set max-tokens 1" in found.stderr and found.exit_code == 17
+
+
+def test_an_error_before_anything_is_asked_keeps_no_turn(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = (PromptError("too long", "shorten it"), "Hi")
+    found = chat("one\ntwo\n")
+    assert found.exit_code == 3 and "too long\n  fix: shorten it" in found.stderr and found.stdout == "Hi\n"
+    assert [turn["user"] for turn in files(tmp_path)[0]["turns"]] == ["two"]
+
+
+def test_not_a_number_is_an_outcome(session: FakeChat, tmp_path: Path) -> None:
+    session.answers = (NumericalError("canvas 0, step 1", "check"), "Hi")
+    found = chat("one\ntwo\n")
+    assert found.exit_code == 8 and found.stdout == "Hi\n"
+    assert [turn["outcome"] for turn in files(tmp_path)[0]["turns"]] == ["numeric", "complete"]
+    assert session.prompts[1] == [{"role": "user", "content": "one\n\ntwo"}]
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe\nHi\n", b"\xed\xa0\x80\nHi\n"])
+def test_bytes_that_are_no_text_are_refused_and_the_next_line_is_read(session: FakeChat, raw: bytes) -> None:
+    found = chat(raw)
+    assert found.exit_code == 3 and "not UTF-8" in found.stderr and found.stdout == "Hi user\n"
+
+
+@pytest.mark.parametrize("line", ["x" * 1_000_000, "\x1b[2J\x07", "\0", "\u202e", '"""', "/", "//", "\\"])
+def test_any_line_is_a_turn_or_said(session: FakeChat, line: str) -> None:
+    found = chat(f"{line}\n")
+    assert found.exit_code in (0, 2) and "Traceback" not in found.output and "\x1b" not in found.stderr
+
+
+def test_every_answer_is_recorded_in_a_file_of_its_own(session: FakeChat, tmp_path: Path) -> None:
+    found = chat("/record run.jsonl\none\ntwo\n/record off\nthree\n")
+    assert found.exit_code == 0 and {*tmp_path.glob("*.jsonl")} == {tmp_path / "run.jsonl", tmp_path / "run-2.jsonl"}
+    assert '"finished"' in (tmp_path / "run-2.jsonl").read_text()
+
+
+def test_an_export_takes_nobody_s_place(session: FakeChat, tmp_path: Path) -> None:
+    (tmp_path / "mine.md").write_text("mine")
+    found = chat("one\n/export md mine.md\n/export md none/mine.md\n/export html\n")
+    assert (tmp_path / "mine.md").read_text() == "mine" and "is there already" in found.stderr
+    assert "cannot be written" in found.stderr and len([*tmp_path.glob("*.html")]) == 1
+
+
+def test_a_disk_that_is_full_is_said_and_the_chat_goes_on(session: FakeChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    found = chat("one\ntwo\n")
+    assert found.stdout == "Hi user\nHi user\n" and "cannot be saved: No space left" in found.stderr
+
+
+def test_flags_that_mean_nothing(session: FakeChat) -> None:
+    assert chat("", "hello").exit_code == 2
+    assert chat("", "--prefer", "quality").exit_code == 2
+    assert chat("", "--system", " ").exit_code == 3
+    assert chat("", "--resume", "none").exit_code == 2
+    assert session.opened is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([0, 17, 9], 9),
+        ([18, 17], 17),
+        ([3, 8], 8),
+        ([2, 130, 8], 130),
+        ([9, 2], 2),
+        ([15, 18], 15),
+    ],
+)
+def test_the_worst_of_several_exit_codes(codes: list[int], expected: int) -> None:
+    assert worst(codes) == worst(codes[::-1]) == expected

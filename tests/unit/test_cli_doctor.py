@@ -1,0 +1,105 @@
+"""`dgemma doctor` as a process: lines, JSON, exit codes, and a Python without torch."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgemma_local.doctor.finding import Level, fail, ok
+from dgemma_local.ui import doctor
+from dgemma_local.ui.terminal import Terminal
+
+
+def dgemma(*arguments: str, modules: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "DGEMMA", "CUDA"))}
+    return subprocess.run(
+        [sys.executable, "-m", "dgemma_local", "doctor", *arguments],
+        env=kept
+        | {"PYTHONPATH": str(modules), "HF_HUB_CACHE": str(modules / "cache"), "HF_HUB_OFFLINE": "1"}
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_all_in_order(tmp_path: Path) -> None:
+    done = dgemma(modules=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert {line[:5].strip() for line in lines[:-1]} <= {"OK", "WARN", "SKIP", "cure:", ""}
+    assert lines[-1].endswith("s") and " OK, " in lines[-1]
+    assert any(line.startswith("OK   demo ") and "2 steps" in line for line in lines)
+
+
+def test_a_python_whose_torch_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    (tmp_path / "triton.py").write_text("raise ModuleNotFoundError('No module named triton', name='triton')")
+    done = dgemma("--json", modules=tmp_path, HF_TOKEN="hf_secret")
+    assert done.returncode == 19 and done.stderr == "", done.stderr
+    told = json.loads(done.stdout)
+    levels = {each["name"]: each["level"] for each in told["findings"]}
+    assert (levels["torch"], levels["kernels"], levels["demo"], levels["environment"]) == ("FAIL", "SKIP", "SKIP", "OK")
+    assert levels["python"] == levels["text demo"] == "OK" and levels["triton"] in ("WARN", "FAIL")
+    assert told["failed"] is True and "libcudart.so.13" in done.stdout and "hf_secret" not in done.stdout
+    assert "cure: " in dgemma(modules=tmp_path).stdout
+
+
+def test_help_imports_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    done = dgemma("--help", modules=tmp_path)
+    assert done.returncode == 0 and "--verify" in done.stdout and "19" in done.stdout
+
+
+def test_a_line_comes_before_the_next_check() -> None:
+    out = io.StringIO()
+
+    def checks() -> Any:
+        yield ok("one", "is \x1b[31mfine")
+        assert out.getvalue() == "OK   one              is �[31mfine\n"
+        yield fail("two", "is not", "mend it")
+
+    assert [each.level for each in doctor.show(checks(), out)] == [Level.OK, Level.FAIL]
+    assert out.getvalue().splitlines()[1:3] == ["FAIL two              is not", "     cure: mend it"]
+    assert out.getvalue().splitlines()[3].startswith("1 OK, 1 FAIL, in ")
+
+
+def test_a_reader_who_has_gone(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = subprocess.run(
+        [sys.executable, "-m", "dgemma_local", "doctor"],
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(write)
+    assert (code.returncode, code.stderr) == (141, b"")
+
+
+class Screen(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("encoding", "size", "term", "level"),
+    [("utf-8", (80, 24), "xterm", "OK"), ("latin-1", (80, 24), "xterm", "WARN"), ("utf-8", (30, 24), "xterm", "WARN"), ("utf-8", (80, 24), "dumb", "WARN")],
+)  # fmt: skip
+def test_terminals(
+    encoding: str, size: tuple[int, int], term: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size(size))
+    screen = Screen(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(screen, "fileno", lambda: 1)
+    (seen,) = doctor.look(Terminal(screen))
+    assert seen.level == level and (seen.cure is None) == (level == "OK")
+    (piped,) = doctor.look(Terminal(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
+    assert piped.level is Level.OK and "not a terminal" in piped.what

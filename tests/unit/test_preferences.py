@@ -1,0 +1,317 @@
+"""The user's own defaults: what the file and the environment may say, what goes first, and what is idle."""
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import fake_session
+import pytest
+import typer
+from fake_session import FakeSession
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dgemma_local import cli, cli_page, preferences
+from dgemma_local.cli_help import PAGES
+from dgemma_local.errors import ConfigError, UsageError
+from dgemma_local.preferences import edited, written
+
+GROUP: Any = typer.main.get_command(cli.app)
+KNOWN = preferences.settings(GROUP)
+
+
+def dgemma(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, arguments)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's file, empty."""
+    path = tmp_path / "config.toml"
+    path.write_text("", encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_CONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    fake = FakeSession("Hi user")
+    monkeypatch.setitem(sys.modules, "dgemma_local.session", fake_session.module(fake))
+    return fake
+
+
+def start(*arguments: str) -> dict[str, Any]:
+    """What the first line of --json says of a run."""
+    found = dgemma("run", "-p", "Hi", "--json", *arguments)
+    assert found.exit_code == 0, found.stderr
+    said: dict[str, Any] = json.loads(found.stdout.splitlines()[0])
+    return said
+
+
+# What goes first
+
+
+def test_flag_then_variable_then_file_then_built_in(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert start()["max_tokens"] == 1024
+    config.write_text("[run]\nmax-tokens = 11\n", encoding="utf-8")
+    assert start()["max_tokens"] == 11
+    monkeypatch.setenv("DGEMMA_RUN_MAX_TOKENS", "12")
+    assert start()["max_tokens"] == 12
+    assert start("--max-tokens", "13")["max_tokens"] == 13
+    monkeypatch.setenv("DGEMMA_RUN_MAX_TOKENS", "")  # as if it were not set
+    assert start()["max_tokens"] == 11
+
+
+def test_every_option_has_a_variable_of_its_own_and_one_key() -> None:
+    variables = [setting.variable for setting in KNOWN.values()]
+    assert len({*variables}) == len(variables)
+    assert {"run.max-tokens", "run.json", "models.show.vram", "bench.view", "replay.speed"} <= KNOWN.keys()
+    assert KNOWN["models.show.fp8-mlp"].variable == "DGEMMA_MODELS_SHOW_FP8_MLP"
+    assert KNOWN["run.json"].variable == "DGEMMA_RUN_JSON"  # by the option, whatever its name in Python
+    for path, command in preferences.leaves(GROUP):
+        if path[0] not in preferences.WITHOUT:
+            for parameter, name in preferences.options(command):
+                assert parameter.envvar == KNOWN[".".join((*path, name))].variable
+
+
+def test_what_belongs_to_one_run_is_no_default() -> None:
+    """The prompt, what is written over, what is agreed to."""
+    assert not {"run.prompt", "run.record", "replay.export", "models.rm.yes"} & KNOWN.keys()
+
+
+def test_a_flag_that_is_on_is_taken_back(config: Path, session: FakeSession) -> None:
+    config.write_text("[run]\njson = true\n", encoding="utf-8")
+    assert dgemma("run", "-p", "Hi").stdout.startswith('{"event"')
+    found = dgemma("run", "-p", "Hi", "--no-json")
+    assert found.exit_code == 0 and not found.stdout.startswith("{")
+
+
+def test_an_opposite_never_hides_an_option() -> None:
+    app = typer.Typer()
+    app.command(cls=cli_page.Page)(save)
+    command: Any = typer.main.get_command(app)
+    parser = command.make_parser(typer.Context(command))
+    assert parser._long_opt["--no-save"].obj.name == "no_save"
+    assert parser._long_opt["--no-no-save"].obj.name == "no_save"
+
+
+def save(
+    save: Annotated[bool, typer.Option("--save")] = False, no_save: Annotated[bool, typer.Option("--no-save")] = False
+) -> None: ...
+
+
+# What is idle
+
+
+@pytest.mark.parametrize(
+    "line", ["slow = 0.2", "fps = 5", 'view = "grid"', 'theme = "light"', "step = true", "no-prompt = true"]
+)
+def test_a_default_without_what_it_acts_on_is_idle(line: str, config: Path, session: FakeSession) -> None:
+    config.write_text(f"[run]\n{line}\n", encoding="utf-8")
+    found = dgemma("run", "-p", "Hi")
+    assert found.exit_code == 0 and "error" not in found.stderr
+
+
+def test_as_a_flag_it_is_refused(config: Path, session: FakeSession) -> None:
+    assert dgemma("run", "-p", "Hi", "--slow", "0.2").exit_code == UsageError.exit_code
+
+
+def test_an_idle_default_comes_alive(config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    config.write_text("[run]\nslow = 0.25\n", encoding="utf-8")
+    import dgemma_local.ui as ui
+
+    monkeypatch.setattr(ui, "show", lambda events, record, vocabulary, wanted: seen.append(wanted.slow))
+    for arguments in ((), ("--visualize",)):
+        dgemma("run", "-p", "Hi", *arguments)
+    assert seen == [0.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"), [("visualize = true", "--json"), ("stats = true", "--quiet"), ("verbose = true", "--quiet")]
+)
+def test_a_default_gives_way_to_a_flag(line: str, flag: str, config: Path, session: FakeSession) -> None:
+    config.write_text(f"[run]\n{line}\n", encoding="utf-8")
+    assert dgemma("run", "-p", "Hi", flag).exit_code == 0
+    name = line.split()[0]
+    assert dgemma("run", "-p", "Hi", flag, f"--{name}").exit_code == UsageError.exit_code
+
+
+def test_of_two_defaults_the_variable_stays(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("[run]\nvisualize = true\n", encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_RUN_JSON", "1")
+    assert dgemma("run", "-p", "Hi").stdout.startswith('{"event"')
+
+
+def test_bench_gives_way_too(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    import dgemma_local.bench.command as command
+
+    monkeypatch.setattr(command, "run", lambda request, *_: asked.append(request))
+    config.write_text('[bench]\nmodel = "x"\nlayout = "fp8"\n', encoding="utf-8")
+    assert dgemma("bench", "--demo").exit_code == 0
+    assert asked[0].model == "demo" and asked[0].layout is None
+
+
+def test_the_rules_name_what_there_is() -> None:
+    for words, page in PAGES.items():
+        command = dict(preferences.leaves(GROUP)).get(tuple(words.split()))
+        if command is None:
+            continue  # mounted by another file
+        names = {parameter.name for parameter in command.params}
+        ruled = (
+            {name for pair in page.exclusive for name in pair}
+            | {*page.needs}
+            | {n for ns in page.needs.values() for n in ns}
+        )
+        assert ruled <= names, words
+
+
+# What is refused
+
+
+BROKEN = {
+    "[run]\nstepz = 3": ("run.stepz", "run.steps"),
+    "[run]\nmax_tokens = 3": ("run.max_tokens", "run.max-tokens"),
+    "[rum]\nsteps = 3": ("rum", "every key"),
+    "steps = 3": ("steps", "run.steps"),
+    "[run.deeper]\nsteps = 3": ("run.deeper", ""),
+    "[version]\nx = 1": ("version", "every key"),
+    "[run]\nsteps = 2.5": ("run.steps = 2.5", "a whole number"),
+    "[run]\nsteps = true": ("run.steps = True", "a whole number"),
+    '[run]\nsteps = "3"': ("run.steps = '3'", "a whole number"),
+    "[run]\nsteps = 0": ("run.steps = 0", "greater"),
+    "[run]\nsteps = 99999": ("run.steps = 99999", "less"),
+    "[run]\nthink = 1": ("run.think = 1", "true or false"),
+    '[run]\nslow = "fast"': ("run.slow = 'fast'", "a number"),
+    "[run]\nslow = -1": ("run.slow = -1", "greater"),
+    '[run]\nview = "gird"': ("run.view = 'gird'", "'grid'"),
+    '[run]\nstop = "a"': ("run.stop = 'a'", "a list"),
+    "[run]\nstop = [1]": ("run.stop = [1]", "a list"),
+    '[run]\nmodel = ["a"]': ("run.model", "text"),
+    "run = 3": ("run", "every key"),
+    "[run": ("TOML", "line"),
+    '[run]\nprompt = "x"': ("run.prompt", ""),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_file_is_one_line_with_file_key_and_cure(text: str, config: Path, session: FakeSession) -> None:
+    config.write_text(text, encoding="utf-8")
+    found = dgemma("run", "-p", "Hi")
+    assert found.exit_code == ConfigError.exit_code and found.stdout == ""
+    what, fix = found.stderr.splitlines()
+    assert what.startswith(f"error: {config}") and fix.startswith("  fix: ")
+    assert all(part in what + fix for part in BROKEN[text])
+
+
+def test_help_and_config_are_given_whatever_the_file_says(config: Path) -> None:
+    config.write_text("[run", encoding="utf-8")
+    assert dgemma("run", "--help").exit_code == 0
+    assert dgemma("version").exit_code == 0
+    assert dgemma("config", "--path").stdout == f"{config}\n"
+    assert dgemma("config").exit_code == ConfigError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("DGEMMA_RUN_STEPZ", "3", "DGEMMA_RUN_STEP"),
+        ("DGEMMA_RUN_PROMPT", "3", "unset"),
+        ("DGEMMA_MODELS_SHOW_X", "3", "unset"),
+        ("DGEMMA_RUN_STEPS", "three", "DGEMMA_RUN_STEPS"),
+        ("DGEMMA_RUN_STEPS", "0", "DGEMMA_RUN_STEPS"),
+        ("DGEMMA_RUN_THINK", "maybe", "DGEMMA_RUN_THINK"),
+    ],
+)
+def test_a_broken_variable_is_named(
+    name: str, value: str, said: str, config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = dgemma("run", "-p", "Hi")
+    assert found.exit_code == UsageError.exit_code
+    what, fix = found.stderr.splitlines()
+    assert name in what and said in what + fix and "unset" in fix
+
+
+def test_variables_of_another_kind_are_left_alone(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DGEMMA_OPS", "torch")
+    assert dgemma("run", "-p", "Hi").exit_code == 0
+
+
+def test_a_file_that_is_named_and_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DGEMMA_CONFIG", str(tmp_path / "none.toml"))
+    with pytest.raises(ConfigError, match=r"none\.toml"):
+        preferences.read(KNOWN, preferences.file())
+
+
+def test_the_folder_is_that_of_models_toml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DGEMMA_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert preferences.file() == tmp_path / "dgemma" / "config.toml"
+    assert preferences.read(KNOWN, preferences.file()) == {}
+
+
+# Writing
+
+
+def test_an_edit_leaves_every_other_line() -> None:
+    before = "# mine\n[run]  # often\nsteps = 8 # few\nslow = 0.5\n\n[bench]\nseed = 3"
+    after = edited(before, "run", "steps", "24")
+    assert after == "# mine\n[run]  # often\nsteps = 24 # few\nslow = 0.5\n\n[bench]\nseed = 3\n"
+    after = edited(after, "run", "fps", "5")
+    assert after == "# mine\n[run]  # often\nsteps = 24 # few\nslow = 0.5\nfps = 5\n\n[bench]\nseed = 3\n"
+    assert edited(after, "models.show", "vram", "24").endswith("seed = 3\n\n[models.show]\nvram = 24\n")
+    assert "steps" not in edited(after, "run", "steps", None)
+    assert edited("", "run", "steps", "1") == "[run]\nsteps = 1\n"
+
+
+@given(
+    st.one_of(
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(st.characters(codec="utf-8")),
+    )
+)
+def test_what_is_written_is_read_again(value: object) -> None:
+    assert tomllib.loads(f"x = {written(value)}") == {"x": value}
+
+
+def test_put_refuses_a_file_that_it_would_misread(config: Path) -> None:
+    config.write_text("run.steps = 8\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be edited"):
+        preferences.put(KNOWN, config, "run.steps", ["9"])
+    assert config.read_text(encoding="utf-8") == "run.steps = 8\n"
+
+
+def test_put_follows_a_link_and_keeps_the_mode(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.chmod(0o640)
+    link = tmp_path / "link.toml"
+    link.symlink_to(config)
+    preferences.put(KNOWN, link, "run.steps", ["9"])
+    assert link.is_symlink() and config.stat().st_mode & 0o777 == 0o640
+    assert tomllib.loads(config.read_text(encoding="utf-8")) == {"run": {"steps": 9}}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "link.toml"]
+
+
+def test_put_says_where_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        preferences.put(KNOWN, tmp_path / "file" / "config.toml", "run.steps", ["9"])
+
+
+def test_no_torch_is_imported() -> None:
+    assert "torch" not in {*vars(preferences)} | {*vars(cli_page)}
+    assert os.environ["DGEMMA_CONFIG"] == os.devnull  # no test reads the defaults of whoever runs it
