@@ -9,10 +9,14 @@ def main() -> None:
     if handled:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dgemma_local import cli
+    from dgemma_local.streams import release
 
     if handled:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        release()
 
 
 if __name__ == "__main__":

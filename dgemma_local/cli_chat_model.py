@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgemma_local.cli_models import Prefer
-from dgemma_local.cli_run import _picked, _reach, _recorder, _vocabulary
+from dgemma_local.cli_session import picked, reach, recorder, vocabulary
 from dgemma_local.streams import say
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Opened:
 
     @property
     def vocabulary(self) -> "Vocabulary":
-        return _vocabulary(self._session)
+        return vocabulary(self._session)
 
     def ask(self, messages: Sequence[Mapping[str, str]], seed: int, settings: "Settings", to: Path | None) -> "Asked":
         """One answer, not begun; `to` gets its recording. Raises PromptError."""
@@ -70,9 +70,9 @@ class Opened:
         )
         return Asked(
             events=timed(events),
-            record=Record(start, fresh(), withheld=_reach(settings.stop), thinking=thinking),
+            record=Record(start, fresh(), withheld=reach(settings.stop), thinking=thinking),
             fresh=fresh,
-            recording=_recorder(to, session, start, ids, thinking=thinking),
+            recording=recorder(to, session, start, ids, thinking=thinking),
         )
 
     def tokens(self, messages: Sequence[Mapping[str, str]], *, thinking: bool) -> int:
@@ -101,7 +101,7 @@ class Opened:
         from dgemma_local.ui import loading
 
         with loading.progress() as progress:
-            session = open_session(_picked(name, self._prefer, quiet=False), self._wishes, progress, say)
+            session = open_session(picked(name, self._prefer, quiet=False), self._wishes, progress, say)
         if session.slow_because is not None and session.on_gpu:
             say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
         for notice in session.notices:

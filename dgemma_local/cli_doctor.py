@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from dgemma_local.errors import CHECK_FAILED
+
 
 def doctor(
     as_json: Annotated[
@@ -25,7 +27,7 @@ def doctor(
 
     Works where torch cannot even be imported. Exit code 19 where something FAILs, else 0.
     """
-    from dgemma_local.doctor import CHECKS, FAILED, Check, Machine, Probe, document, examine, failed
+    from dgemma_local.doctor import CHECKS, Check, Machine, Probe, document, examine, failed
     from dgemma_local.doctor.probe import Lost
     from dgemma_local.ui.doctor import look, show
     from dgemma_local.ui.shelf import progress
@@ -40,4 +42,4 @@ def doctor(
             machine.say = lambda text: stderr().say(text, style="dim")
         found = show(examine(checks, machine), sys.stdout, document if as_json else None)
     if failed(found):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CHECK_FAILED)

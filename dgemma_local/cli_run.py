@@ -2,27 +2,24 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
-from dgemma_local import __version__, logs
+from dgemma_local import logs
 from dgemma_local.cli_bench import Device, Dtype
-from dgemma_local.cli_models import AUTO, LARGEST_VRAM, Prefer, WithPrefer
+from dgemma_local.cli_models import AUTO, LARGEST_VRAM, WithPrefer
+from dgemma_local.cli_session import picked, reach, recorder, vocabulary
 from dgemma_local.cli_view import WithDraft, WithPreset, WithTheme, WithView, model_names
 from dgemma_local.errors import DgemmaError, EmptyAnswer, RecordingError, ThoughtOnly, UsageError
 from dgemma_local.interrupts import import_torch
 from dgemma_local.streams import say
 
 if TYPE_CHECKING:
-    from dgemma_local.recording import Recorder
-    from dgemma_local.session import Session
-    from dgemma_local.ui import Start
-    from dgemma_local.ui.canvas import Vocabulary
+    pass
 
 LARGEST_SEED = (1 << 64) - 1
 
@@ -210,7 +207,7 @@ def run(
         preset=preset.value if preset else None,
     )
     with loading.progress(quiet=quiet) as progress:
-        session = open_session(_picked(model, prefer, quiet=quiet), wishes, progress, say if not quiet else _nothing)
+        session = open_session(picked(model, prefer, quiet=quiet), wishes, progress, say if not quiet else _nothing)
     logs.flush()  # nothing is drawn just now
     if verbose:
         loading.show_proof(session.planned, session.proof, session.mode, session.words)
@@ -241,7 +238,7 @@ def run(
     )
     ids = session.prompt(messages, thinking=think)
     fresh = partial(AnswerDecoder, session.tokenizer, open_channel=opens_channel(ids, session.tokenizer.special))
-    record = Record(start, fresh(), withheld=_reach(stop or []), thinking=think)
+    record = Record(start, fresh(), withheld=reach(stop or []), thinking=think)
     wanted = Wanted(
         as_json=as_json,
         visualize=visualize,
@@ -259,8 +256,8 @@ def run(
         thoughts=show_thinking,
     )
     kept = None if no_prompt else ids
-    with _recorder(record_to, session, start, kept, thinking=think) as record.recorder:
-        show(timed(events), record, _vocabulary(session), wanted)
+    with recorder(record_to, session, start, kept, thinking=think) as record.recorder:
+        show(timed(events), record, vocabulary(session), wanted)
     if record.recorder is not None and record.recorder.failed is not None:
         raise RecordingError(record.recorder.failed, "make room, or record elsewhere")
     for notice in () if quiet else session.notices[len(told) :]:  # of passes that were captured for this answer
@@ -268,56 +265,6 @@ def run(
     record.require_answer()
     if code := record.verdict.outcome.exit_code:
         raise typer.Exit(code)
-
-
-def _picked(model: str, prefer: Prefer | None, *, quiet: bool) -> str:
-    """The model to open: what was asked, or what `auto` finds for this card."""
-    from dgemma_local.auto import to_run
-
-    if model != AUTO:
-        return model
-    name, why = to_run(quality=prefer is not None)
-    if not quiet and why:
-        say(why)
-    return name
-
-
-def _vocabulary(session: "Session") -> "Vocabulary":
-    """How a view draws this model's tokens."""
-    from dgemma_local.ui.canvas import Vocabulary
-
-    tokenizer = session.tokenizer
-    return Vocabulary(text=tokenizer.piece, control=tokenizer.is_mark, ends=frozenset(session.generation.end_ids))
-
-
-def _recorder(
-    path: Path | None, session: "Session", start: "Start", prompt: Sequence[int] | None, *, thinking: bool
-) -> AbstractContextManager["Recorder | None"]:
-    """Opens the recording that is asked for. prompt: ids; None: not recorded."""
-    if path is None:
-        return nullcontext()
-    from dgemma_local.recording import Header, Recorder, Word
-
-    header = Header(
-        model=start.model,
-        revision=session.revision,
-        demo=start.demo,
-        seed=start.seed,
-        canvas_length=start.canvas_length,
-        steps=start.steps,
-        max_tokens=start.max_tokens,
-        ends=tuple(session.generation.end_ids),
-        prompt=None if prompt is None else tuple(prompt),
-        settings={**session.settings, "thinking": thinking},
-        dgemma=__version__,
-    )
-    tokenizer = session.tokenizer
-    return Recorder(path, header, lambda token: Word(tokenizer.piece(token), tokenizer.is_mark(token)))
-
-
-def _reach(stop: Sequence[str]) -> int:
-    """Tokens at the end of a text that may turn out to begin a stop string: one a byte, and not the whole of it."""
-    return max((len(text.encode()) - 1 for text in stop), default=0)
 
 
 def _check_flags(

@@ -29,6 +29,7 @@ from typing import ClassVar
 TOKEN_LIMIT = 17
 NOT_CONVERGED = 18
 CHECK_FAILED = 19
+HUNG_UP = 129
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 TERMINATED = 143
@@ -223,6 +224,7 @@ ENDINGS = (
         "a driver, a package or a file that is missing or damaged",
         "each FAIL line says how",
     ),
+    (HUNG_UP, "the terminal has gone", "a window that was closed", ""),
     (INTERRUPTED, "Ctrl-C; what was committed stays on screen", "", ""),
     (BROKEN_PIPE, "the reader of stdout has gone", "`head`, or a pager that was left", ""),
     (TERMINATED, "terminated", "a kill, or a session that ended", ""),
@@ -234,6 +236,7 @@ OTHER_WORDS = {
     TOKEN_LIMIT: "cut at a limit",
     NOT_CONVERGED: "not converged",
     CHECK_FAILED: "doctor",
+    HUNG_UP: "hung up",
     INTERRUPTED: "Ctrl-C",
     BROKEN_PIPE: "closed pipe",
     TERMINATED: "terminated",

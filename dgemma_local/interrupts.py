@@ -1,4 +1,4 @@
-"""Ctrl-C while torch is imported.
+"""Ctrl-C while torch is imported, and what is left of one.
 
 torch tries to import numpy and goes on without it, whatever was raised meanwhile: a KeyboardInterrupt, too. So the import
 runs with Ctrl-C noted, and raised behind it.
@@ -30,3 +30,24 @@ def import_torch() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
+
+
+class Flag:
+    """Raised by the handler of a signal, asked by everybody else.
+
+    A `threading.Event` has a lock, and a handler that comes while its own thread holds it waits for itself.
+    """
+
+    __slots__ = ("_up",)
+
+    def __init__(self) -> None:
+        self._up = False
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def set(self) -> None:
+        self._up = True
+
+    def clear(self) -> None:
+        self._up = False

@@ -33,7 +33,9 @@ BUILT_IN = "built in"
 ONCE = frozenset(
     "--help --version --prompt --record --export --yes --at --canvas --position --resume --list --path --unset".split()
 )
-WITHOUT = frozenset({"config", "completion", "version"})  # commands that have no defaults
+WITHOUT = frozenset(
+    {"config", "completion", "doctor", "version"}
+)  # commands that have no defaults; doctor is for what is broken, the file included
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 

@@ -25,6 +25,7 @@ from dgemma_local.config import GenerationConfig, load_generation_config, load_m
 from dgemma_local.engine import Conversation, never
 from dgemma_local.errors import UsageError
 from dgemma_local.events import Event
+from dgemma_local.interrupts import Flag
 from dgemma_local.layout import Options
 from dgemma_local.loading import Proof, fill
 from dgemma_local.model import DiffusionGemma
@@ -55,7 +56,7 @@ class Session:
     words: tuple[str, ...] = ()  # of DGEMMA_OPS
     found: tuple[str, ...] = ()  # what the kernels' self-test had to say
     hold: lock.Hold = field(default_factory=lambda: lock.Hold(None))  # of the card
-    pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, during the latest answer
+    pressed: Flag = field(default_factory=Flag)  # Ctrl-C, during the latest answer
 
     @property
     def canvas_length(self) -> int:
@@ -300,7 +301,7 @@ def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
 
 
 @contextmanager
-def _ctrl_c(pressed: threading.Event) -> Iterator[None]:
+def _ctrl_c(pressed: Flag) -> Iterator[None]:
     """The first Ctrl-C sets `pressed`; after it Python's own handler is back, so that a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
@@ -308,8 +309,8 @@ def _ctrl_c(pressed: threading.Event) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def press(number: int, frame: FrameType | None) -> None:
-        pressed.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        pressed.set()
 
     signal.signal(signal.SIGINT, press)
     try:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from dgemma_local.errors import BROKEN_PIPE, DgemmaError
 
+_ENDINGS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -29,13 +30,22 @@ def prepare() -> None:
             OSError, ValueError
         ):  # a pipe left non-blocking by its other owner would lose what it cannot hold
             os.set_blocking(stream.fileno(), True)
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+    for number in _ENDINGS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
             signal.signal(number, _leave)
 
 
 def _leave(number: int, _: object) -> NoReturn:
+    for each in _ENDINGS:  # another one would break off what gives the terminal back
+        signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
+
+
+def release() -> None:
+    """Once all is done: a signal that comes while the interpreter leaves ends the process, without a traceback."""
+    for number in (signal.SIGINT, *_ENDINGS):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def say(text: str) -> None:

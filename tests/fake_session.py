@@ -3,7 +3,6 @@
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from small_tokenizer import small
 
 from dgemma_local.errors import DgemmaError
 from dgemma_local.events import CanvasCommitted, Event, Finished, FinishReason, Prefilled, StepDone
+from dgemma_local.interrupts import Flag
 
 END = 106  # <turn|>
 LENGTH = 16
@@ -64,7 +64,7 @@ class FakeSession:
     notices: tuple[str, ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = None
-    pressed: threading.Event = field(default_factory=threading.Event)
+    pressed: Flag = field(default_factory=Flag)
 
     @property
     def tokenizer(self) -> Any:

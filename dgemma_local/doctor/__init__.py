@@ -20,9 +20,8 @@ from dgemma_local.doctor.examination import Check, Machine, examine, failed
 from dgemma_local.doctor.finding import Finding, Level
 from dgemma_local.doctor.probe import Probe
 
-__all__ = ["CHECKS", "FAILED", "Check", "Finding", "Level", "Machine", "Probe", "document", "examine", "failed"]
+__all__ = ["CHECKS", "Check", "Finding", "Level", "Machine", "Probe", "document", "examine", "failed"]
 
-FAILED = 19  # exit code: a check failed
 FORMAT = 1  # of the document
 DISK = 20.0  # seconds: a network's may sleep
 HASHING = 3600.0  # seconds for --verify: 50 GB from a slow disk

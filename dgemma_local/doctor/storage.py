@@ -17,7 +17,7 @@ from dgemma_local.doctor.examination import Machine
 from dgemma_local.doctor.finding import Finding, fail, ok, skip, warn
 from dgemma_local.errors import DgemmaError
 from dgemma_local.hub.failures import size
-from dgemma_local.hub.pull import MARGIN, _verify_alone
+from dgemma_local.hub.pull import MARGIN, verify_alone
 from dgemma_local.registry import Entry, is_demo, table
 
 ONLINE_LIMIT = 3.0  # seconds for the hub to answer in
@@ -113,7 +113,7 @@ def hashes(machine: Machine) -> Iterator[Finding]:
         if entry.folder is not None:
             continue
         try:
-            _verify_alone(entry, folder, machine.watch)
+            verify_alone(entry, folder, machine.watch)
             yield ok(f"hashes {model}", "every file is what its hash was made from", folder=str(folder))
         except DgemmaError as error:
             del machine.folders[model]  # no text of it is looked at

@@ -51,7 +51,7 @@ def fetch(entry: Entry, *, verify: bool = False, watch: Watch | None = None) -> 
             raise
         watch.say(f"{failure.what}; the copy here is complete")
         if verify:
-            _verify_alone(entry, folder, watch)
+            verify_alone(entry, folder, watch)
         return folder
     store = Store.of(entry, found)
     with told(entry):
@@ -274,7 +274,7 @@ def _damaged(files: Sequence[tuple[Path, RemoteFile]], watch: Watch) -> list[Rem
             raise
 
 
-def _verify_alone(entry: Entry, folder: Path, watch: Watch) -> None:
+def verify_alone(entry: Entry, folder: Path, watch: Watch) -> None:
     """Without the hub: the name of a blob is its hash."""
     blobs = {path: path.readlink() for path in cache.files(entry, folder) if path.is_symlink()}
     known = [(path, RemoteFile(path.name, path.stat().st_size, blob.name)) for path, blob in blobs.items()]

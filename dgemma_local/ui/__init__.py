@@ -10,13 +10,13 @@ Nothing here knows a model or a tokenizer: both come in as functions of token id
 """
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from dgemma_local.errors import UsageError
+from dgemma_local.interrupts import Flag
 from dgemma_local.states import Draft, Seen, summary
 from dgemma_local.ui.canvas import Vocabulary
 from dgemma_local.ui.drawing import FRAMES_PER_SECOND
@@ -44,7 +44,7 @@ class Wanted:
     stats: bool = False
     quiet: bool = False
     slow: float = 0.0  # seconds
-    pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C; the end of `slow` and `step`
+    pressed: Flag = field(default_factory=Flag)  # Ctrl-C; the end of `slow` and `step`
     view: View = "text"
     draft: Draft = "canvas"  # what is drawn where nothing is accepted
     fps: float | None = None  # at most; None: as many as are seen

@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.syntax import Syntax
 from rich.text import Text
 
-from dgemma_local.ui.page import Page, _Sink
+from dgemma_local.ui.page import Page, Sink
 from dgemma_local.ui.terminal import Terminal, printable
 
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)")
@@ -101,7 +101,7 @@ class ChatPage(Page):
         super().__init__(out, notes, whole_lines=True, thoughts=thoughts)
         if out.isatty():
             screen, markdown = Terminal(out), Markdown()
-            self._sinks["answer"] = _Sink(lambda text: print_lines(screen, markdown.lines(text)), True)
+            self._sinks["answer"] = Sink(lambda text: print_lines(screen, markdown.lines(text)), True)
 
 
 def print_lines(screen: Terminal, lines: Iterable[Text]) -> None:

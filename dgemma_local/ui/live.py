@@ -4,13 +4,13 @@ live(events, ...)      draws frame over frame, and prints above them what is fin
 printed(events, ...)   prints frame under frame, for a terminal that cannot move its cursor
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from dgemma_local.events import CanvasCommitted, Finished, StepDone
+from dgemma_local.interrupts import Flag
 from dgemma_local.states import Seen
 from dgemma_local.ui.canvas import Row
 from dgemma_local.ui.drawing import FRAMES_PER_SECOND, Drawer
@@ -33,7 +33,7 @@ class Pace:
 
     slow: float = 0.0  # seconds at least
     keys: Keys | None = None  # a step stays until one of them says so
-    pressed: threading.Event = field(default_factory=threading.Event)  # Ctrl-C, which ends that
+    pressed: Flag = field(default_factory=Flag)  # Ctrl-C, which ends that
     drawn: float = 0.0  # when the step in view was, on the monotonic clock
 
     @property
@@ -56,7 +56,7 @@ class Pace:
     def sleep(self) -> None:
         """The rest of the time that the step in view stays there."""
         while (wait := self.drawn + self.slow - time.monotonic()) > 0 and not self.pressed.is_set():
-            self.pressed.wait(min(wait, SLICE))
+            time.sleep(min(wait, SLICE))
 
     def mark(self) -> None:
         self.drawn = time.monotonic()

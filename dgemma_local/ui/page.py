@@ -8,7 +8,7 @@ from dgemma_local.ui.record import Piece
 from dgemma_local.ui.terminal import Terminal, printable
 
 
-class _Sink:
+class Sink:
     """One kind of text. Its last newlines are withheld until more follows, so that it ends in exactly one."""
 
     def __init__(self, write: Callable[[str], None], whole_lines: bool) -> None:
@@ -52,9 +52,9 @@ class Page:
 
         shown = out.isatty()
         self._sinks = {
-            "answer": _Sink(answer, whole_lines),
-            "thought": _Sink(note("dim"), whole_lines),
-            "tool_call": _Sink(note(""), False),
+            "answer": Sink(answer, whole_lines),
+            "thought": Sink(note("dim"), whole_lines),
+            "tool_call": Sink(note(""), False),
         }
         self._folded = frozenset() if thoughts else frozenset({"thought"})
         self._apart = set() if shown else {"answer"}  # does not share the terminal with the others

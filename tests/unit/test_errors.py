@@ -67,7 +67,8 @@ def test_each_has_a_code_of_its_own() -> None:
 def test_the_other_codes_are_those_that_are_used() -> None:
     assert {code for code, *_ in errors.ENDINGS} == {
         0,
-        doctor.FAILED,
+        errors.CHECK_FAILED,
+        errors.HUNG_UP,
         errors.INTERRUPTED,
         errors.BROKEN_PIPE,
         errors.TERMINATED,

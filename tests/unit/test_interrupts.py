@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dgemma_local.interrupts import Flag
+
 TORCH = """
 import os, signal, time
 try:
@@ -53,3 +55,60 @@ def test_a_handler_that_is_not_python_s_own_stays(tmp_path: Path) -> None:
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     done = run(tmp_path, PRESS, ignored)
     assert done.stdout == "imported\n" and "AssertionError" in done.stderr  # the program's own last line: still ignored
+
+
+def ended(program: str) -> "subprocess.CompletedProcess[str]":
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_leaves_has_no_traceback(number: signal.Signals) -> None:
+    done = ended(f"""
+import atexit, os, sys
+atexit.register(lambda: os.kill(os.getpid(), {int(number)}))
+sys.argv = ["dgemma", "version"]
+from dgemma_local.__main__ import main
+main()""")
+    assert (done.returncode, done.stderr) == (-number, "")
+
+
+def test_being_ended_twice_does_not_break_off_the_first() -> None:
+    done = ended("""
+import os, signal
+from dgemma_local.streams import prepare
+prepare()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("given back", flush=True)""")
+    assert (done.returncode, done.stdout, done.stderr) == (143, "given back\n", "")
+
+
+def test_a_flag_is_raised_by_a_handler_that_comes_while_its_own_thread_is_in_it() -> None:
+    """A lock would be held then: the profiler stands where a signal may come, and raises it once more."""
+    flag = Flag()
+    depth = 0
+
+    def again(frame: object, event: str, function: object) -> None:
+        nonlocal depth
+        if depth < 3:
+            depth += 1
+            flag.set()
+            flag.is_set()
+            flag.clear()
+
+    before = sys.getprofile()
+    sys.setprofile(again)
+    try:
+        flag.set()
+        flag.clear()
+    finally:
+        sys.setprofile(before)
+    assert depth == 3 and not flag.is_set()
+    flag.set()
+    assert flag.is_set()
