@@ -35,13 +35,14 @@ class _Sink:
 class Page:
     """A context manager over the sinks; leaving it ends the last line, whatever happened.
 
-    out: gets the answer byte for byte; a terminal gets it without control characters. notes: None drops what is not
+    out: gets the answer byte for byte; a terminal gets it without control characters, and so does whoever
+    reads it if `clean`. notes: None drops what is not
     answer. whole_lines: an unfinished line waits in `tail`, for a live view that needs its cursor in the first column.
     """
 
-    def __init__(self, out: TextIO, notes: Terminal | None, *, whole_lines: bool = False) -> None:
+    def __init__(self, out: TextIO, notes: Terminal | None, *, whole_lines: bool = False, clean: bool = False) -> None:
         def answer(text: str) -> None:
-            out.write(printable(text) if shown else text)
+            out.write(printable(text) if shown or clean else text)
             out.flush()
 
         def note(style: str) -> Callable[[str], None]:
