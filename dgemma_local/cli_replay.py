@@ -1,9 +1,12 @@
 """`dgemma replay`: flags in, a recording behind them; played, exported, or the past of one position."""
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +30,8 @@ NEEDS = {  # flags, and the exports in which each does something
     "--slow": MOVING,
 }
 ONLY_EXPORTED = ("--plot", "--at", "--width")  # and nothing in the player
+PLOT_HAS_NONE = ("--width", "--view", "--draft")  # it is of one size, and of numbers alone
+PATIENCE = 1.0  # seconds after which it is said what is waited for
 RANGES = (("--speed", 0.25, 16), ("--slow", 0, 60), ("--width", 20, 400))  # times, seconds, cells
 
 
@@ -68,11 +73,19 @@ def replay(
 
     Needs no model. The answer stays on the screen; where stdout is no terminal, the answer alone goes to it.
     """
-    if len({path.resolve() for path in exports or []}) < len(exports or []):
+    if len({os.path.realpath(path) for path in exports or []}) < len(exports or []):
         raise UsageError("the same file is to be exported twice", "name each --export once")
     looks = {"--view": view, "--draft": draft, "--theme": theme, "--speed": speed, "--slow": slow}
     _check(exports or [], {"--plot": plot or None, "--at": at, "--width": width, "--position": position, **looks})
-    recording = _opened(file)
+    for path in exports or []:
+        if _is_same(file, path):
+            raise UsageError(f"{path} is the recording itself", "give another file to --export")
+    with _said("reading"):
+        recording = _opened(file)
+    if recording.notice is not None:
+        from dgemma_local.ui.terminal import stderr
+
+        stderr().say(recording.notice)
     _check_within(recording, canvas, at, position)
     if position is not None:
         from dgemma_local.ui.past import tell
@@ -127,6 +140,10 @@ def _check(exports: Sequence[Path], given: Mapping[str, object]) -> None:
         raise UsageError("--export and --position exclude each other", "drop one of them")
     if {"--plot", "--at"} <= flags:
         raise UsageError("--plot shows every step, and --at one", "drop one of them")
+    if "--plot" in flags and all(path.suffix.lower() == ".png" for path in exports):
+        for name in PLOT_HAS_NONE:
+            if name in flags and exports:
+                raise UsageError(f"--plot shows no canvas, so that {name} has no effect", "drop one of them")
     for name in sorted(flags & {"--view", "--draft", "--theme", "--speed", "--slow"}):
         if "--position" in flags:
             raise UsageError(f"--position plays nothing, so that {name} has no effect", "drop one of them")
@@ -143,6 +160,8 @@ def _check_within(recording: "Recording", canvas: int | None, at: int | None, po
     if not canvases:
         raise RecordingError("there is no denoising step in the recording", "record a run that takes at least one")
     _within("--canvas", canvas, len(canvases))
+    if at is not None and canvas is None and len(canvases) > 1:
+        raise UsageError(f"--at {at} is in each of {len(canvases)} canvases", f"add --canvas 1 to {len(canvases)}")
     _within("--at", at, max(map(len, canvases if canvas is None else [canvases[canvas - 1]])))
     _within("--position", position, recording.header.canvas_length)
 
@@ -152,11 +171,35 @@ def _within(name: str, number: int | None, most: int) -> None:
         raise UsageError(f"{name} {number} is not in the recording", f"give 1 to {most}" if most > 1 else "give 1")
 
 
+def _is_same(file: str, path: Path) -> bool:
+    """Whether an export would replace what is read."""
+    try:
+        read = os.fstat(sys.stdin.fileno()) if file == STDIN else Path(file).stat()
+        return os.path.samestat(read, path.stat())
+    except (AttributeError, OSError, ValueError):  # no stdin, no such file, no name of one
+        return False
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """On a terminal, what is being done, where it takes a while."""
+    from dgemma_local.ui.terminal import stderr
+
+    terminal = stderr()
+    waiting = Timer(PATIENCE, terminal.say, [f"{what} …"])
+    waiting.daemon = True
+    if terminal.is_terminal:
+        waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
 def _opened(file: str) -> "Recording":
-    """The recording; what is damaged of it is said. Raises RecordingError."""
+    """The recording, up to where it is damaged. Raises RecordingError."""
     from dgemma_local.recording import open_recording
     from dgemma_local.recording.read import read
-    from dgemma_local.ui.terminal import stderr
 
     if file != STDIN:
         recording = open_recording(Path(file))
@@ -169,8 +212,6 @@ def _opened(file: str) -> "Recording":
             recording = read(sys.stdin.buffer, "standard input")
         except OSError as error:
             raise RecordingError(f"standard input cannot be read: {error.strerror}", "give a file") from None
-    if recording.notice is not None:
-        stderr().say(recording.notice)
     return recording
 
 
@@ -183,5 +224,6 @@ def _export(recording: "Recording", paths: Sequence[Path], options: "Options") -
             raise UsageError(f"{path} cannot be exported: its ending says no format", f"end it in {' '.join(SUFFIXES)}")
     for path in paths:
         has_steps = path.suffix.lower() in NEEDS["--at"]
-        export(recording, path, options if has_steps else replace(options, step=None))
+        with _said(f"drawing {path}"):
+            export(recording, path, options if has_steps else replace(options, step=None))
         stderr().say(f"wrote {path} ({max(1, round(path.stat().st_size / 1000))} KB)")

@@ -134,7 +134,9 @@ def run(
             "--slow", min=0, max=60, metavar="SECONDS", help="With --visualize: show a step at least so long."
         ),
     ] = 0.0,
-    step: Annotated[bool, typer.Option("--step", help="With --visualize: a key for every step.")] = False,
+    step: Annotated[
+        bool, typer.Option("--step", help="With --visualize: a key for every step: space next, c go on, q stop.")
+    ] = False,
     fps: Annotated[
         float | None,
         typer.Option(

@@ -7,11 +7,9 @@ python tests/make_gallery.py --record    the recordings again, from the demo mod
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dgemma_local import __version__
-from dgemma_local.events import CanvasCommitted, Finished
-from dgemma_local.recording import Header, Recorder, Recording, Word, open_recording
+from dgemma_local import cli
+from dgemma_local.recording import Recording, open_recording
 from dgemma_local.ui.export import Options, export
 
 ROOT = Path(__file__).parent.parent
@@ -28,8 +26,9 @@ class Run:
     thinking: bool = False
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.prompt}]
+    def flags(self) -> list[str]:
+        """Of `dgemma run`."""
+        return ["-m", self.model, "-p", self.prompt, "--seed", str(self.seed), *["--think"] * self.thinking]
 
 
 def sudoku(*rows: str) -> str:
@@ -84,35 +83,8 @@ PICTURES = {
 
 
 def record(path: Path, run: Run) -> None:
-    """Asks the demo model, and writes down what it does."""
-    from dgemma_local.channels import AnswerDecoder
-    from dgemma_local.session import DEFAULT_MAX_TOKENS, open_session, timed
-
-    for _ in open_session(run.model).answer(run.messages, seed=run.seed, thinking=run.thinking):
-        pass  # torch's first passes are slow; a session of its own, for a second turn would reuse the first one's cache
-    session = open_session(run.model)
-    tokenizer = session.tokenizer
-    header = Header(
-        model=session.name,
-        demo=session.is_demo,
-        seed=run.seed,
-        canvas_length=session.canvas_length,
-        steps=session.steps,
-        max_tokens=DEFAULT_MAX_TOKENS,
-        ends=tuple(session.generation.end_ids),
-        prompt=session.prompt(run.messages, thinking=run.thinking),
-        settings={"thinking": run.thinking},
-        dgemma=__version__,
-    )
-    decoder = AnswerDecoder(tokenizer)
-    with Recorder(path, header, lambda token: Word(tokenizer.piece(token), tokenizer.is_control(token))) as recorder:
-        for event, seconds in timed(session.answer(run.messages, seed=run.seed, thinking=run.thinking)):
-            pieces: list[Any] = []
-            if isinstance(event, CanvasCommitted):
-                pieces = decoder.feed(event.tokens[: event.kept])
-            elif isinstance(event, Finished):
-                pieces = decoder.close()
-            recorder.take(event, seconds, pieces)
+    """What `dgemma run` records of a demo model."""
+    cli.app(["run", *run.flags, "--device", "cpu", "--quiet", "--record", str(path)], standalone_mode=False)
 
 
 def recorded(name: str) -> Recording:
@@ -132,7 +104,8 @@ def main() -> None:
     if "--record" in sys.argv[1:]:
         RECORDINGS.mkdir(parents=True, exist_ok=True)
         for name, run in RUNS.items():
-            record(RECORDINGS / name, run)
+            for _ in range(2):  # torch's first passes are slow; the second recording takes the place of the first
+                record(RECORDINGS / name, run)
     for name in PICTURES:
         path = draw(name)
         print(f"{path.stat().st_size:>8} bytes  {path.relative_to(ROOT)}")

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,7 @@ from dgemma_local.recording.form import DIGITS, FORMAT, GZIP, GZIP_MAGIC, NONBLO
 
 _LEVEL = 6  # of zlib
 _HEAD = 512  # bytes in which a recording says what it is
+_START = re.compile(rf'\s*\{{\s*"event"\s*:\s*"recording"\s*,\s*"format"\s*:\s*"{FORMAT}"'.encode())
 _ANOTHER = "give another file to --record"
 
 
@@ -42,6 +45,7 @@ class Recorder:
         self._word = word
         self._named: set[int] = set()
         check_target(path)
+        new = not path.exists()
         try:
             self._file = _opened(path)
         except (OSError, ValueError) as error:
@@ -50,6 +54,9 @@ class Recorder:
         hindered = self._line(_head(header) | {"texts": self._new(header.ends, header.prompt or ())})
         if hindered is not None:
             self.close()
+            if new:
+                with suppress(OSError):
+                    Path(os.path.realpath(path)).unlink()
             raise _unwritable(path, hindered)
 
     def __enter__(self) -> "Recorder":
@@ -225,7 +232,7 @@ def _is_recording(path: Path) -> bool:
         except zlib.error:
             return False
     start = json.dumps({"event": "recording", "format": FORMAT}, separators=(",", ":"))[:-1].encode()
-    return f'"{FORMAT}"'.encode() in head or (bool(head) and start.startswith(head))
+    return _START.match(head) is not None or (bool(head) and start.startswith(head))
 
 
 def _head(header: Header) -> dict[str, object]:

@@ -28,7 +28,7 @@ from dgemma_local.ui.paint import theme
 from dgemma_local.ui.plain import json_lines, plain
 from dgemma_local.ui.record import Reader, Record, Start, Timed
 from dgemma_local.ui.settled import provisional
-from dgemma_local.ui.terminal import Terminal, stderr
+from dgemma_local.ui.terminal import Terminal, for_the_eye, stderr
 
 __all__ = ["Record", "Start", "Wanted", "show"]
 
@@ -115,7 +115,8 @@ def _run(
         sight = Sight(label=record.start.model, vocabulary=vocabulary, view=wanted.view, draft=wanted.draft)
         pace = Pace(slow=wanted.slow, keys=keys, pressed=wanted.pressed)
         shared = out.isatty()
-        page = Page(out if shared else sys.stderr, notes, whole_lines=True, thoughts=wanted.thoughts)
+        eye = out if shared else for_the_eye(sys.stderr)
+        page = Page(eye, notes, whole_lines=True, thoughts=wanted.thoughts)
         copy = None if shared else Page(out, None)
         if terminal.redraws:
             shade = theme(wanted.theme)

@@ -31,6 +31,7 @@ NEWLINE = "↵"
 END = "■"
 HIDDEN = "◦"
 CARRIER = "◌"  # Unicode's own for a mark that has nothing to stand on
+MOST_DRAWN = 256  # characters of one token; a file may hold some of a megabyte
 MOST_MARKS = 4  # in one cell; more are no language, and reach into the rows around
 
 _TAB = "    "
@@ -70,7 +71,12 @@ class Vocabulary:
     def _glyph(self, token: int) -> str:
         if token in self.ends:
             return END
-        return CONTROL if self.control(token) else self.text(token)
+        return CONTROL if self.control(token) else shortened(self.text(token))
+
+
+def shortened(text: str) -> str:
+    """A token's text, or as much of it as is drawn."""
+    return text if len(text) <= MOST_DRAWN else text[:MOST_DRAWN] + "…"
 
 
 def runs(seen: Seen, vocabulary: Vocabulary, draft: Draft) -> list[Run]:

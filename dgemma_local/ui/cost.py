@@ -150,7 +150,7 @@ def _clocks() -> tuple[float, float]:
 def _ran(record: Record, began: tuple[float, float], drawer: Drawer | None = None) -> Ran:
     wall, cpu = (now - then for now, then in zip(_clocks(), began, strict=True))
     tokens = record.finished.tokens if record.finished else ()
-    drawn, dropped = (len(drawer.costs), drawer.dropped) if drawer else (0, 0)
+    drawn, dropped = (drawer.drawn, drawer.dropped) if drawer else (0, 0)
     return Ran(wall, cpu, max(1, record.steps), record.step_seconds, tokens, drawn, dropped)
 
 

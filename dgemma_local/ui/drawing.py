@@ -8,6 +8,7 @@ from types import TracebackType
 
 from dgemma_local.ui.canvas import Row
 from dgemma_local.ui.paint import Painter
+from dgemma_local.ui.terminal import LEAVING, spared
 
 FRAMES_PER_SECOND = 20.0  # at most; more is not seen
 SHARE = 0.03  # of the time, at most, goes into drawing
@@ -17,7 +18,8 @@ _LAST = 4  # frames, whose cost says when the next one is due
 class Drawer:
     """A context manager over a painter: leaving it waits for what is being written, then takes the frame away.
 
-    Its thread is the only one that writes frames; `rest` before anything else is written to the same terminal.
+    Its thread is the only one that writes frames; `rest` before anything else is written to the same terminal. By an
+    exception it leaves without waiting for long. Where the terminal has gone, frames are lost, and no more than they.
     """
 
     def __init__(self, painter: Painter, fps: float = FRAMES_PER_SECOND) -> None:
@@ -26,10 +28,9 @@ class Drawer:
         self._rows: Sequence[Row] | None = None  # given, and not yet on the screen
         self._ended = False
         self._error: BaseException | None = None
-        self._recent: deque[float] = deque(maxlen=_LAST)
+        self._recent: deque[float] = deque(maxlen=_LAST)  # seconds of frames: made and painted, not written
         self._due = 0.0  # on the monotonic clock
-        self.costs: list[float] = []  # seconds of every frame that was drawn: made and painted, not written
-        self.dropped = 0
+        self.drawn = self.dropped = 0  # frames
         self._thread = threading.Thread(target=self._work, name="canvas view", daemon=True)
         self._thread.start()
 
@@ -42,8 +43,10 @@ class Drawer:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._rows is None)
-        self._painter.clear()
+        try:
+            self._thread.join(None if kind is None else LEAVING)
+        finally:
+            self._thread.join(LEAVING)  # another signal may have ended that wait
 
     def offer(self, make: Callable[[], Sequence[Row]]) -> bool:
         """Draws what `make` returns if a frame is due and the one before is written; else drops it, and says False."""
@@ -61,7 +64,7 @@ class Drawer:
         self.rest()
 
     def rest(self) -> None:
-        """Waits until nothing is being written. Raises what stopped the writing."""
+        """Waits until nothing is being written. Raises what went wrong in the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._rows is None)
             error, self._error = self._error, None
@@ -71,7 +74,8 @@ class Drawer:
     def clear(self) -> None:
         """Takes the frame away."""
         self.rest()
-        self._painter.clear()
+        with spared(self._painter.file):
+            self._painter.clear()
 
     def _give(self, make: Callable[[], Sequence[Row]]) -> None:
         began = time.perf_counter()
@@ -88,6 +92,8 @@ class Drawer:
                 self._changed.wait_for(lambda: self._rows is not None or self._ended)
                 rows = self._rows
             if rows is None:
+                with spared(self._painter.file):
+                    self._painter.clear()
                 return
             error: BaseException | None = None
             try:
@@ -95,7 +101,8 @@ class Drawer:
                 text = self._painter.painted(rows)
                 took = time.thread_time() - began
                 self._count(took)
-                self._painter.write(text)
+                with spared(self._painter.file):
+                    self._painter.write(text)
             except Exception as caught:  # to the one who draws: nobody hears a thread
                 error = caught
             with self._changed:
@@ -106,6 +113,6 @@ class Drawer:
         with self._changed:
             cost = self._recent.pop() + painted
             self._recent.append(cost)
-            self.costs.append(cost)
+            self.drawn += 1
             mean = sum(self._recent) / len(self._recent)
             self._due = max(self._due, time.monotonic() + mean / SHARE)

@@ -1,23 +1,28 @@
 """Single keys from the terminal, by name; Ctrl-C stays what it is.
 
-The keys come from whichever of stdin, stdout and stderr is a terminal, so that a prompt may come through a pipe.
+They come from stdin or, where that is no terminal, from the one that this process belongs to: a prompt may come through a
+pipe, and stdout and stderr may be open for writing alone.
 """
 
 import os
 import select
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, TextIO
+
+from dgemma_local.ui.pause import foreground, modes
 
 if TYPE_CHECKING:
     from prompt_toolkit.input.base import Input
     from prompt_toolkit.key_binding import KeyPress
 
-ESCAPE = 0.05  # seconds after which an escape that nothing follows was the key; sequences arrive in one piece
+# Seconds after which an escape that nothing follows was the key: over a slow line the rest of a sequence comes later.
+ESCAPE = 0.3
 NAMES = {
     "left": "left",
     "right": "right",
@@ -37,33 +42,42 @@ NAMES = {
 _PASTES, _NO_PASTES = b"\x1b[?2004h", b"\x1b[?2004l"  # the terminal says where a pasted text begins and ends
 
 
+class Gone(KeyboardInterrupt):
+    """The terminal has: no key will come any more."""
+
+
 class Keys:
     """A context manager; inside it the terminal neither echoes keys nor waits for the end of a line."""
 
     @classmethod
     def open(cls) -> "Keys | None":
         """None where there is no terminal to read keys from."""
-        if not any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        source = _terminal()
+        if source is None:
             return None
         from prompt_toolkit.input import create_input
 
-        return cls(create_input(always_prefer_tty=True))
+        return cls(create_input(source), None if source in (sys.stdin, sys.stdout, sys.stderr) else source)
 
-    def __init__(self, source: "Input") -> None:
-        self._source = source
+    def __init__(self, source: "Input", opened: TextIO | None = None) -> None:
+        """opened: what `source` reads, to be closed when it is left."""
+        self._source, self._opened = source, opened
         self._waiting: deque[str] = deque()
+        self._came = 0.0  # when something last did, on the monotonic clock
         self._left = ExitStack()  # what leaving undoes
 
     def __enter__(self) -> "Keys":
         with ExitStack() as entered:
+            if self._opened is not None:
+                entered.enter_context(self._opened)
             if sys.platform == "win32":
                 entered.enter_context(self._source.raw_mode())
             else:
                 import termios
 
-                _without(self._source.fileno(), termios.ECHO | termios.ICANON, entered)
-            if os.environ.get("TERM", "") not in ("dumb", "unknown"):
-                _mark_pastes(self._source.fileno(), entered)
+                marks = os.environ.get("TERM", "") not in ("dumb", "unknown")
+                sequences = (_PASTES, _NO_PASTES) if marks else (b"", b"")
+                entered.enter_context(modes(self._source.fileno(), termios.ECHO | termios.ICANON, *sequences))
             self._left = entered.pop_all()
         return self
 
@@ -72,27 +86,33 @@ class Keys:
     ) -> None:
         self._left.close()
 
-    def read(self, seconds: float | None) -> str | None:
-        """The next key by its name, or the character it types; None when none came in time. seconds: None waits on.
+    def read(self, seconds: float) -> str | None:
+        """The next key by its name, or the character it types; None when none came in time.
 
-        Pastes and sequences without a name here are dropped. Raises KeyboardInterrupt when the terminal has gone.
+        Pastes and sequences without a name here are dropped. Raises Gone when the terminal has gone.
         """
-        if not self._waiting and self._ready(seconds):
-            presses: Sequence[KeyPress] = self._source.read_keys()
-            if not presses and not self._ready(ESCAPE):
+        if not self._waiting:
+            presses: Sequence[KeyPress] = ()
+            if self._ready(seconds):
+                presses = self._source.read_keys()
+                self._came = time.monotonic()
+            elif time.monotonic() - self._came >= ESCAPE:
                 presses = self._source.flush_keys()
             self._waiting += filter(None, map(self._name, presses))
             if self._source.closed:
-                raise KeyboardInterrupt
+                raise Gone
         return self._waiting.popleft() if self._waiting else None
 
-    def _ready(self, seconds: float | None) -> bool:
+    def _ready(self, seconds: float) -> bool:
         if sys.platform == "win32":
             from prompt_toolkit.eventloop.win32 import wait_for_handles
 
             handle = self._source.handle  # type: ignore[attr-defined]  # Win32Input's
-            return wait_for_handles([handle], -1 if seconds is None else int(1000 * seconds)) is not None
+            return wait_for_handles([handle], int(1000 * seconds)) is not None
         else:
+            if not foreground(self._source.fileno()):  # what is typed is for another
+                time.sleep(seconds)
+                return False
             return bool(select.select([self._source.fileno()], [], [], seconds)[0])
 
     def _name(self, press: "KeyPress") -> str | None:
@@ -104,38 +124,28 @@ class Keys:
         return key if len(key) == 1 and key.isprintable() else None
 
 
+def _terminal() -> TextIO | None:
+    """Where keys come from. None where none of stdin, stdout and stderr is a terminal, or none can be read."""
+    streams = [stream for stream in (sys.stdin, sys.stdout, sys.stderr) if stream is not None and stream.isatty()]
+    if not streams or streams[0] is sys.stdin or sys.platform == "win32":
+        return streams[0] if streams else None
+    import fcntl
+
+    with suppress(OSError):  # it belongs to none
+        return open(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY), encoding="utf-8")  # noqa: PTH123 - the run's
+    for stream in streams:
+        if fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+            return stream
+    return None
+
+
 @contextmanager
 def hushed(stream: IO[str]) -> Iterator[None]:
     """What is typed meanwhile is not echoed, and waits for whoever reads next: an echo would push a frame off its place."""
     with ExitStack() as left:
-        if sys.platform != "win32":
+        if sys.platform != "win32" and stream.isatty():
             import termios
 
-            with suppress(OSError, ValueError, termios.error):  # no terminal, or not ours
-                fd = stream.fileno()
-                if os.tcgetpgrp(fd) == os.getpgrp():  # one in the background would be stopped for it
-                    _without(fd, termios.ECHO, left)
+            with suppress(OSError, ValueError):  # it has no file descriptor
+                left.enter_context(modes(stream.fileno(), termios.ECHO))
         yield
-
-
-def _without(fd: int, flags: int, entered: ExitStack) -> None:
-    """Turns modes of a terminal off until `entered` is left; the signals of Ctrl-C and Ctrl-Z stay."""
-    import termios
-
-    before = termios.tcgetattr(fd)
-    now: list[Any] = termios.tcgetattr(fd)
-    now[3] &= ~flags
-    if flags & termios.ICANON:
-        now[6] = [*now[6]]
-        now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
-    entered.callback(termios.tcsetattr, fd, termios.TCSADRAIN, before)
-    termios.tcsetattr(fd, termios.TCSADRAIN, now)
-
-
-def _mark_pastes(fd: int, entered: ExitStack) -> None:
-    def say(sequence: bytes) -> None:
-        with suppress(OSError):  # a terminal that is open for reading alone marks none
-            os.write(fd, sequence)
-
-    say(_PASTES)
-    entered.callback(say, _NO_PASTES)

@@ -4,6 +4,7 @@ live(events, ...)      draws frame over frame, and prints above them what is fin
 printed(events, ...)   prints frame under frame, for a terminal that cannot move its cursor
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -15,16 +16,19 @@ from dgemma_local.states import Seen
 from dgemma_local.ui.canvas import Row
 from dgemma_local.ui.drawing import FRAMES_PER_SECOND, Drawer
 from dgemma_local.ui.frame import Sight, frame, marked, usual
-from dgemma_local.ui.keys import Keys, hushed
+from dgemma_local.ui.keys import Gone, Keys, hushed
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
 from dgemma_local.ui.palette import Theme
-from dgemma_local.ui.pause import pausable
+from dgemma_local.ui.pause import front, pausable
 from dgemma_local.ui.record import Record, Timed
-from dgemma_local.ui.terminal import Terminal
+from dgemma_local.ui.status import line
+from dgemma_local.ui.terminal import Terminal, unheld
 
 SLICE = 0.05  # seconds that a wait may go on after Ctrl-C
 _NEXT = frozenset({"space", "right", "enter"})
+KEYS = ("space next", "c go on", "q stop")  # of a step that waits for one
+_LEAST_CANVAS = 4  # rows of a frame that leaves one to the names of the keys
 
 
 @dataclass(slots=True)
@@ -44,7 +48,10 @@ class Pace:
     def hold(self, again: Callable[[], None] = lambda: None) -> None:
         """Waits for a key, where keys say how it goes on. again: called now and then, the terminal may have changed."""
         while self.keys is not None and not self.pressed.is_set():
-            key = self.keys.read(SLICE)
+            try:
+                key = self.keys.read(SLICE)
+            except Gone:  # the answer may be bound for elsewhere
+                key = "c"
             if key in _NEXT:
                 return
             if key == "c":
@@ -53,10 +60,11 @@ class Pace:
                 self.pressed.set()
             again()
 
-    def sleep(self) -> None:
-        """The rest of the time that the step in view stays there."""
+    def sleep(self, again: Callable[[], None] = lambda: None) -> None:
+        """The rest of the time that the step in view stays there. again: as with `hold`."""
         while (wait := self.drawn + self.slow - time.monotonic()) > 0 and not self.pressed.is_set():
             time.sleep(min(wait, SLICE))
+            again()
 
     def mark(self) -> None:
         self.drawn = time.monotonic()
@@ -70,12 +78,16 @@ class Region:
         self._top = self._rows = 0
         self.size = (0, 0)  # of the terminal at the last frame
 
-    def rows(self, seen: Seen, tail: str) -> Sequence[Row]:
+    def rows(self, seen: Seen, tail: str, below: Sequence[str] = ()) -> Sequence[Row]:
+        """below: what a last row says, where there is one to spare."""
         self.size = width, height = self._terminal.size
-        self._rows = max(self._rows, usual(len(seen.states)))  # between two canvases there are no positions
-        drawn = frame(seen, self._sight, width, max(1, min(height - 1, self._rows)), tail=tail, top=self._top)
+        # between two canvases there are no positions
+        self._rows = max(self._rows, usual(len(seen.states)) + bool(below))
+        room = max(1, min(height - 1, self._rows))
+        last = [line(below, width)] if below and room > _LEAST_CANVAS else []
+        drawn = frame(seen, self._sight, width, room - len(last), tail=tail, top=self._top)
         self._top = drawn.top
-        return drawn.rows
+        return [*drawn.rows, *last]
 
     @property
     def stale(self) -> bool:
@@ -88,6 +100,44 @@ class Region:
     def settle(self) -> None:
         """The next canvas begins at its first row."""
         self._top = 0
+
+
+class _Stage:
+    """What stands on the terminal, drawn only while it is ours."""
+
+    def __init__(self, terminal: Terminal, region: Region, drawer: Drawer, pace: Pace, page: Page) -> None:
+        self._terminal, self._region, self._drawer, self._pace, self._page = terminal, region, drawer, pace, page
+        self._seen: Seen | None = None
+
+    def _make(self, seen: Seen) -> Callable[[], Sequence[Row]]:
+        self._seen = seen
+        return lambda: self._region.rows(seen, self._page.tail, KEYS if self._pace.keys is not None else ())
+
+    def show(self, seen: Seen) -> None:
+        make = self._make(seen)
+        if front(self._terminal.file):
+            self._drawer.show(make)
+
+    def offer(self, seen: Seen) -> None:
+        make = self._make(seen)
+        if front(self._terminal.file):
+            self._drawer.offer(make)
+
+    def again(self) -> None:
+        """Where the terminal is another one by now, in size or after Ctrl-Z."""
+        if self._seen is not None and self._region.stale:
+            self.show(self._seen)
+
+    def leave(self) -> None:
+        """Before the process stops."""
+        self._drawer.clear()
+        self._region.forget()
+
+    def make_room(self) -> None:
+        """For what is final; nothing is drawn again until it is written."""
+        self._seen = None
+        self._drawer.clear()
+        self._region.settle()
 
 
 def live(
@@ -105,47 +155,38 @@ def live(
     """Draws the canvas on `terminal`, and what is final above it on `page`, which writes whole lines to the same one.
 
     copy: gets the text too, as stdout does when it is not this terminal. pace: how long steps stay in view; without one
-    frames are left out where steps are faster than the drawing may be, never the last of a canvas.
+    frames are left out where steps are faster than the drawing may be, never the last of a canvas. Where the terminal
+    goes, or is another's meanwhile, the run goes on without the view.
     Returns the drawer, which knows how many frames there were.
     """
     pace = pace or Pace()
-    region = Region(terminal, sight)
-
-    def away() -> None:
-        drawer.clear()
-        region.forget()
-
     with (
         page,
         copy or nullcontext(),
         hushed(terminal.file),
         Drawer(Painter(terminal, theme), fps) as drawer,
-        pausable(terminal.file, away),
+        unheld(terminal.file, sys.stdout),
     ):
-        for event, seconds in events:
-            pieces = record.take(event, seconds)
-            seen = record.seen
-
-            def make(seen: Seen = seen) -> Sequence[Row]:
-                return region.rows(seen, page.tail)
-
-            if isinstance(event, StepDone):
-                pace.sleep()
-                if pace.every or event.done:
-                    drawer.show(make)
-                    pace.hold(lambda: drawer.show(make) if region.stale else None)  # called at once
-                else:
-                    drawer.offer(make)
-                pace.mark()
-            elif isinstance(event, CanvasCommitted | Finished):
-                _last(record, pace)
-                drawer.clear()
-                region.settle()
-                if copy is not None:
-                    copy.write(pieces)
-                page.write(pieces)
-                if isinstance(event, CanvasCommitted):
-                    drawer.show(make)  # the unfinished line stays in view
+        stage = _Stage(terminal, Region(terminal, sight), drawer, pace, page)
+        with pausable(stage.leave):
+            for event, seconds in events:
+                pieces = record.take(event, seconds)
+                if isinstance(event, StepDone):
+                    pace.sleep(stage.again)
+                    if pace.every or event.done:
+                        stage.show(record.seen)
+                        pace.hold(stage.again)
+                    else:
+                        stage.offer(record.seen)
+                    pace.mark()
+                elif isinstance(event, CanvasCommitted | Finished):
+                    _last(record, pace, stage.again)
+                    stage.make_room()
+                    if copy is not None:
+                        copy.write(pieces)
+                    page.write(pieces)
+                    if isinstance(event, CanvasCommitted):
+                        stage.show(record.seen)  # the unfinished line stays in view
     return drawer
 
 
@@ -162,7 +203,9 @@ def printed(
     """Prints every step's frame under the one before, and what is final on `page`; no escape code, no colour."""
     pace = pace or Pace()
     top = 0
-    with page, copy or nullcontext():
+    if pace.keys is not None:
+        terminal.say(" · ".join(KEYS))
+    with page, copy or nullcontext(), unheld(terminal.file, sys.stdout):
         for event, seconds in events:
             pieces = record.take(event, seconds)
             if isinstance(event, StepDone):
@@ -184,7 +227,7 @@ def printed(
                 page.write(pieces)
 
 
-def _last(record: Record, pace: Pace) -> None:
+def _last(record: Record, pace: Pace, again: Callable[[], None] = lambda: None) -> None:
     """The last step of a canvas stays as long as any, unless the reader has had enough."""
     if not record.interrupted:
-        pace.sleep()
+        pace.sleep(again)

@@ -35,16 +35,22 @@ class Sink:
 class Page:
     """A context manager over the sinks; leaving it ends the last line, whatever happened.
 
-    out: gets the answer byte for byte; a terminal gets it without control characters. notes: None drops what is not
-    answer. thoughts: False folds them away. whole_lines: an unfinished line waits in `tail`, for a live view that needs
-    its cursor in the first column.
+    out: gets the answer byte for byte; a terminal, and whoever reads it where it is to be `clean`, without control
+    characters. notes: None drops what is not answer. thoughts: False folds them away. whole_lines: an unfinished line
+    waits in `tail`, for a live view that needs its cursor in the first column.
     """
 
     def __init__(
-        self, out: TextIO, notes: Terminal | None, *, whole_lines: bool = False, thoughts: bool = True
+        self,
+        out: TextIO,
+        notes: Terminal | None,
+        *,
+        whole_lines: bool = False,
+        thoughts: bool = True,
+        clean: bool = False,
     ) -> None:
         def answer(text: str) -> None:
-            out.write(printable(text) if shown else text)
+            out.write(printable(text) if shown or clean else text)
             out.flush()
 
         def note(style: str) -> Callable[[str], None]:

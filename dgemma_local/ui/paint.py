@@ -5,10 +5,11 @@ lines below: rewrap, cut or keep them. Clearing from the cursor down then takes 
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
-from typing import Literal
+from typing import IO, Literal
 
 from rich.cells import cell_len, set_cell_size
 
@@ -114,11 +115,24 @@ class Painter:
             return ""
         return f"{_TOGETHER}{_NO_WRAP}{start}{self._lines(new, changed, width)}{_WRAP}{_SHOWN}"
 
+    @property
+    def file(self) -> IO[str]:
+        """What it draws on."""
+        return self._terminal.file
+
     def write(self, text: str) -> None:
-        """What `painted` returned, to the terminal."""
-        if text:
-            self._terminal.file.write(text)
-            self._terminal.file.flush()
+        """What `painted` returned, to the terminal; past Python's buffer, whose lock a held terminal would keep."""
+        if not text:
+            return
+        self.file.flush()
+        fd = _descriptor(self.file)
+        if fd is None:
+            self.file.write(text)
+            self.file.flush()
+            return
+        rest = text.encode(self._terminal.encoding, "replace")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
 
     def clear(self) -> None:
         """Takes the frame away and shows the cursor, which stands where the frame began; nothing if there is none."""
@@ -140,6 +154,16 @@ class Painter:
         if sum(cell_len(text) for text, _ in row) < width:
             return f"{text}{_RESET}{_REST}"
         return f"{_REST}{text}{_RESET}"  # behind the last column, erasing takes the sign in it
+
+
+def _descriptor(file: IO[str]) -> int | None:
+    """None where a console takes characters, and no bytes."""
+    if sys.platform == "win32":
+        return None
+    try:
+        return file.fileno()
+    except (OSError, ValueError):
+        return None
 
 
 def _cut(row: Row, width: int) -> Row:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dgemma_local.recording import Recording
 from dgemma_local.states import HELD, Moment, State, history
-from dgemma_local.ui.canvas import NEWLINE, Row, signs
+from dgemma_local.ui.canvas import NEWLINE, Row, shortened, signs
 from dgemma_local.ui.palette import MARKS, Chrome, Ink
 
 WIDEST = 24  # signs of a token's text
@@ -43,7 +43,7 @@ def _alike(a: Moment, b: Moment) -> bool:
 def reads(recording: Recording, token: int) -> str:
     """A token's text on one line, in quotes; a control token's name, bare."""
     word = recording.word(token)
-    text = "".join(NEWLINE if sign == "\n" else sign for sign, _ in signs(word.text))
+    text = "".join(NEWLINE if sign == "\n" else sign for sign, _ in signs(shortened(word.text)))
     text = text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
     return text if word.control else f"“{text}”"
 

@@ -1,44 +1,126 @@
-"""Ctrl-Z while a frame stands."""
+"""What is asked of a terminal, and giving it back: to whoever has it while this process is stopped or in the background.
+
+Everything that changes a terminal says here how to leave it and how to take it again:
+
+    pausable(leave, enter)   left before Ctrl-Z stops the process, entered when it goes on
+    modes(fd, off)           the same for modes of the terminal itself
+    front(stream)            whether the terminal is ours; all is entered then, for `fg` may follow `bg`
+"""
 
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import IO
+from typing import IO, Any
+
+_held: list[tuple[Callable[[], None], Callable[[], None]]] = []  # how to leave and to enter, in the order they came
 
 
 @contextmanager
-def pausable(stream: IO[str], clear: Callable[[], None]) -> Iterator[None]:
-    """Before the process stops, `clear` takes the frame away; when it goes on, the terminal's modes are as they were.
+def pausable(leave: Callable[[], None], enter: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Before the process stops, `leave` is called; when it goes on, `enter`. Both may find nothing to do."""
+    pair = (leave, enter)
+    with nullcontext() if _held else _handled():
+        _held.append(pair)
+        try:
+            yield
+        finally:
+            _held.remove(pair)
 
-    The shell and whatever else runs meanwhile move the cursor, so that the next frame must be a new one.
+
+def front(stream: IO[str]) -> bool:
+    """False while another has the terminal. A stream that is none is always ours."""
+    with suppress(OSError, ValueError):  # ValueError: it has no file descriptor
+        if not foreground(stream.fileno()):
+            return False
+    for _, enter in _held:
+        enter()
+    return True
+
+
+def foreground(fd: int) -> bool:
+    """Whether this process may set modes of a terminal and read its keys: one in the background would be stopped for it."""
+    if sys.platform == "win32":
+        return True
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:  # another session's, in which nobody can put us into the background
+        return True
+
+
+@contextmanager
+def modes(fd: int, off: int, on: bytes = b"", back: bytes = b"") -> Iterator[None]:
+    """Turns local modes (`off`: flags of termios) of a terminal off; the signals of Ctrl-C and Ctrl-Z stay.
+
+    on, back: written after that, and after it is undone. Nothing is done that a terminal refuses, or while it is
+    another's.
     """
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    import termios
+    kept = _Modes(os.dup(fd), off, on, back)  # a stream may be silenced meanwhile
+    try:
+        with pausable(kept.leave, kept.enter):
+            kept.enter()
+            yield
+    finally:
+        kept.leave()
+        os.close(kept.fd)
 
-    def stop(number: int, _: FrameType | None) -> None:
-        clear()
-        modes = None
-        with suppress(OSError, ValueError, termios.error):  # no terminal
-            modes = termios.tcgetattr(stream.fileno())
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # here it stops
-        signal.signal(number, stop)
-        if modes is not None:
+
+class _Modes:
+    def __init__(self, fd: int, off: int, on: bytes, back: bytes) -> None:
+        self.fd, self._off, self._on, self._back = fd, off, on, back
+        self._before: list[Any] | None = None  # while it is entered
+
+    def enter(self) -> None:
+        import termios
+
+        if self._before is not None or not foreground(self.fd):
+            return
+        with suppress(OSError, termios.error):
+            self._before = termios.tcgetattr(self.fd)
+            now = termios.tcgetattr(self.fd)
+            now[3] &= ~self._off
+            if self._off & termios.ICANON:
+                now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
+            termios.tcsetattr(self.fd, termios.TCSANOW, now)  # not TCSADRAIN: the terminal may be held
+            self._say(self._on)
+
+    def leave(self) -> None:
+        import termios
+
+        before, self._before = self._before, None
+        if before is not None and foreground(self.fd):
             with suppress(OSError, termios.error):
-                termios.tcsetattr(stream.fileno(), termios.TCSADRAIN, modes)
+                termios.tcsetattr(self.fd, termios.TCSANOW, before)
+                self._say(self._back)
 
-    before = signal.getsignal(signal.SIGTSTP)
-    if before is not signal.SIG_DFL:  # ignored by a shell without job control, and meant so
+    def _say(self, sequence: bytes) -> None:
+        if sequence and select.select([], [self.fd], [], 0)[1]:  # else it is held
+            os.write(self.fd, sequence)
+
+
+@contextmanager
+def _handled() -> Iterator[None]:
+    """SIGTSTP is ours meanwhile, unless a shell without job control ignores it, and means it."""
+    main = threading.current_thread() is threading.main_thread()
+    if sys.platform == "win32" or not main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTSTP, stop)
+    signal.signal(signal.SIGTSTP, _stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTSTP, before)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    for leave, _enter in reversed(_held):
+        leave()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)  # here it stops
+    signal.signal(number, _stop)
+    for _leave, enter in _held:
+        enter()

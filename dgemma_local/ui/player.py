@@ -18,8 +18,10 @@ SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SHORTEST = 0.02  # seconds that a step is shown, whatever the speed: an eye sees no shorter one
 LONGEST_ENTRY = 40  # characters
 
-HELP = (
+HELP = (  # the first are what the lowest terminal has room for
     "space play, pause",
+    "q leave",
+    "? these lines",
     "← → or , . step",
     "↑ ↓ or [ ] canvas",
     "home end",
@@ -30,8 +32,6 @@ HELP = (
     "v view",
     "d draft",
     "t theme",
-    "? these lines",
-    "q leave",
 )
 
 
@@ -153,7 +153,7 @@ def _typed(player: Player, key: str) -> Player:
         return closed
     if key == "enter":
         return _went(closed, player.entry) if player.asking == "step" else _searched(closed, player.entry)
-    if key in _ERASING:
+    if key == "backspace":
         return replace(player, entry=player.entry[:-1])
     sign = " " if key == "space" else key
     fits = len(sign) == 1 and (sign in "0123456789" if player.asking == "step" else sign.isprintable())
@@ -236,10 +236,8 @@ def _escape(player: Player) -> Player:
     return replace(player, help=False) if player.help else _leave(player)
 
 
-_ERASING = ("backspace", "delete", "\x7f", "\x08")
 _KEYS: Mapping[str, Act] = {
     "space": _play,
-    " ": _play,
     "left": _by(-1),
     "right": _by(+1),
     ",": _by(-1),

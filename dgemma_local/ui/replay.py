@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from textwrap import wrap
 
 from rich.cells import cell_len
 
@@ -22,12 +23,12 @@ from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
 from dgemma_local.ui.palette import Chrome, Ink
 from dgemma_local.ui.past import headline, spans, told
-from dgemma_local.ui.pause import pausable
+from dgemma_local.ui.pause import front, pausable
 from dgemma_local.ui.player import HELP, Player, press, tick
-from dgemma_local.ui.terminal import Terminal, stderr
+from dgemma_local.ui.terminal import Terminal, stderr, unheld
 
 PAST_ROWS = 6  # of a picked position's history, its headline included
-LEAST_FRAME = 6  # rows that help and history leave to the canvas
+LEAST_FRAME = 6  # rows that a history leaves to the canvas; help is read, and closed again
 LOOK = 0.25  # seconds after which the size of the terminal is looked at again
 GAP = 3  # cells between two keys of the help
 SHORTEST_BAR, LONGEST_BAR = 8, 60  # cells
@@ -44,7 +45,7 @@ def screen(player: Player, width: int, height: int, top: int = 0) -> Frame:
     """Exactly `height` rows of at most `width` cells. top: that of the screen before this one."""
     if height < 2:
         return Frame([_bar(player, width)][:height], top)
-    below = _below(player, width, max(0, height - 1 - LEAST_FRAME))
+    below = _below(player, width, height - 1)
     seen, tail = _seen(player), player.tape.tail(player.step)
     shot = frame(seen, sight(player), width, height - 1 - len(below), tail=tail, top=top)
     return Frame([*shot.rows, *below, _bar(player, width)], shot.top)
@@ -89,18 +90,18 @@ def _below(player: Player, width: int, height: int) -> list[Row]:
     """The rows between the frame and the bar, at most `height`, cut to the width."""
     if player.help:
         return [rows([(line, _WORDS)], width)[0] for line in _flowed(HELP, width)][:height]
-    return _past(player, width, min(height, PAST_ROWS)) if player.picking else []
+    return _past(player, width, max(0, min(height - LEAST_FRAME, PAST_ROWS))) if player.picking else []
 
 
 def _flowed(items: Iterable[str], width: int) -> list[str]:
-    """As many on a line as there is room for."""
+    """As many on a line as there is room for; one that is too long for a line takes several."""
     lines = [""]
     for item in items:
         more = f"{lines[-1]}{' ' * GAP * bool(lines[-1])}{item}"
         if cell_len(more) <= width:
             lines[-1] = more
         else:
-            lines.append(item)
+            lines += wrap(item, width)
     return lines
 
 
@@ -158,14 +159,17 @@ def show(player: Player) -> None:
     Raises KeyboardInterrupt after Ctrl-C, once the terminal is as it was.
     """
     terminal, recording = Terminal(sys.stdout), player.tape.recording
-    if not terminal.is_terminal:
+    if not terminal.writes:
+        if terminal.is_terminal:
+            stderr().say("the player needs a terminal that knows UTF-8; going on without")
         answer(recording)
         return
     try:
         if terminal.redraws:
             _play(player, terminal)
         else:
-            _list(player, terminal)
+            with unheld(terminal.file, sys.stderr):
+                _list(player, terminal)
     finally:
         answer(recording)
         stderr().say(summary(player.tape.end()), style="dim")
@@ -173,7 +177,7 @@ def show(player: Player) -> None:
 
 def answer(recording: Recording) -> None:
     """The committed answer, alone, to stdout."""
-    with Page(sys.stdout, None) as page:
+    with Page(sys.stdout, None, clean=True) as page:  # whoever made the file
         for pieces in recording.pieces:
             page.write(pieces)
 
@@ -183,7 +187,11 @@ def _play(player: Player, terminal: Terminal) -> None:
     with Keys.open() or nullcontext() as keys:
         while not _over(player, keys):
             # a painter knows one theme
-            with Painter(terminal, player.theme) as painter, pausable(terminal.file, painter.clear):
+            with (
+                Painter(terminal, player.theme) as painter,
+                pausable(painter.clear),
+                unheld(terminal.file, sys.stderr),
+            ):
                 player = _act(player, terminal, painter, keys)
 
 
@@ -195,14 +203,19 @@ def _act(player: Player, terminal: Terminal, painter: Painter, keys: Keys | None
     """Plays on until it is over, or the theme is another one."""
     theme, top, tall = player.theme, 0, 0
     while player.theme == theme and not _over(player, keys):
+        if not front(terminal.file):
+            time.sleep(LOOK)
+            continue
         began = time.monotonic()
         width, lines = terminal.size
         tall = max(tall, rows_wanted(player))
         shot = screen(player, width, max(1, min(lines - 1, tall)), top)
         top = shot.top
         painter.paint(shot.rows)
-        key = _waited(keys, LOOK if player.rest is None else min(LOOK, player.rest))
-        player = tick(player, time.monotonic() - began)
+        wait = LOOK if player.rest is None else min(LOOK, player.rest)
+        latest = time.monotonic() + wait
+        key = _waited(keys, wait)
+        player = tick(player, min(time.monotonic(), latest) - began)  # later it is where Ctrl-Z came meanwhile
         if key is not None:
             player = press(replace(player, places=places(player, width) if player.picking else ()), key)
     return player

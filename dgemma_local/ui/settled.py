@@ -19,7 +19,7 @@ from dgemma_local.ui.keys import hushed
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
 from dgemma_local.ui.palette import Chrome, Ink, Theme, inked
-from dgemma_local.ui.pause import pausable
+from dgemma_local.ui.pause import front, pausable
 from dgemma_local.ui.record import Piece, Reader, Record, Timed
 from dgemma_local.ui.terminal import Terminal
 
@@ -208,18 +208,19 @@ def provisional(
         page,
         hushed(terminal.file),
         Drawer(Painter(terminal, theme), fps) as drawer,
-        pausable(terminal.file, lambda: drawer.clear()),
+        pausable(lambda: drawer.clear()),
     ):
         for event, seconds in events:
             pieces = record.take(event, seconds)
             ahead.take(event, pieces)
             if isinstance(event, StepDone):
-                if not event.done and (foot.stands or settled(record.seen)):  # the last draft is committed at once
+                # the last draft is committed at once
+                if not event.done and (foot.stands or settled(record.seen)) and front(terminal.file):
                     drawer.offer(make)
             elif isinstance(event, CanvasCommitted | Finished):
                 drawer.clear()
                 page.write(pieces)
                 foot.take(pieces)
-                if isinstance(event, CanvasCommitted):
+                if isinstance(event, CanvasCommitted) and front(terminal.file):
                     drawer.show(make)  # the unfinished line stays in view
     return drawer

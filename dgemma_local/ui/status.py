@@ -22,12 +22,12 @@ _STATUS, _LEGEND = inked(Chrome.STATUS), inked(Chrome.LEGEND)
 def status(seen: Seen, label: str, width: int, height: int) -> list[Row]:
     """One row, or two of them; the first says where the run is, the second what it has changed."""
     if height < TWO_ROWS:
-        return [_line([*_place(seen, width), *_changes(seen, width), *_beside(seen, label, width)], seen, width)]
-    place = _line([*_place(seen, width), *_beside(seen, label, width)], None, width)
-    return [place, _line(_changes(seen, width), seen, width)]
+        return [line([*_place(seen, width), *_changes(seen, width), *_beside(seen, label, width)], width, seen)]
+    place = line([*_place(seen, width), *_beside(seen, label, width)], width)
+    return [place, line(_changes(seen, width), width, seen)]
 
 
-def _line(items: Iterable[str], spark: Seen | None, width: int) -> Row:
+def line(items: Iterable[str], width: int, spark: Seen | None = None) -> Row:
     """Those that fit, in order, and the mean entropies in what is left."""
     text = ""
     for item in filter(None, items):

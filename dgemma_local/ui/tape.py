@@ -36,6 +36,7 @@ class Tape:
         self._spans = tuple(_spans(recording))
         self._before = [Seen(self.ends)]  # what is known when a canvas begins, as far as that has been asked for
         self._held: tuple[int, list[Seen]] = (-1, [])  # a canvas, and what is seen after each of its steps
+        self._told: tuple[tuple[int, int], tuple[Moment, ...]] = ((-1, -1), ())  # a canvas's position, and its past
 
     def __len__(self) -> int:
         return sum(map(len, self.canvases))
@@ -82,7 +83,9 @@ class Tape:
 
     def history(self, canvas: int, position: int) -> tuple[Moment, ...]:
         """What became of a position at each step of a canvas."""
-        return history(self.canvases[canvas], position, self.ends)
+        if self._told[0] != (canvas, position):
+            self._told = ((canvas, position), history(self.canvases[canvas], position, self.ends))
+        return self._told[1]
 
     def find(self, text: str) -> tuple[Place, ...]:
         """Where a position first came to hold a token that reads like this, in any case; in the order of the steps."""

@@ -1,17 +1,24 @@
 """A console that measures the stream it draws on, and text made safe to draw."""
 
 import os
+import select
 import sys
-from contextlib import suppress
-from typing import IO, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TextIO, cast
 
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
+from dgemma_local.ui.pause import foreground
+
+LEAVING = 0.5  # seconds that whoever leaves in a hurry waits for a terminal
+
 # C0 but newline and tab, DEL, C1: a model may write them, and a terminal would obey. What turns the order of the text
 # around it, and tags, which say something that nobody sees.
+_TURNING = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CONTROL = dict.fromkeys(
-    {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xE0000, 0xE0080)} - {9, 10},
+    {*range(32), *range(127, 160), *_TURNING, *range(0xE0000, 0xE0080)} - {9, 10},
     "\N{REPLACEMENT CHARACTER}",
 )
 
@@ -58,16 +65,77 @@ class Terminal(Console):
 
     def say(self, text: str, *, style: str = "", end: str = "\n") -> None:
         """`text` as it is: not wrapped, not interpreted. Where it cannot be written it is lost, and no more than it."""
-        try:
+        with spared(self.file):
             self.print(Text(printable(text), style=style, end=""), end=end, soft_wrap=True)
-        except OSError:
-            silence(self.file)
 
 
 def silence(stream: IO[str]) -> None:
     """Nothing more can be written to it; the interpreter's own flush at exit must not find that out again."""
     with suppress(OSError, ValueError):  # ValueError: it has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def spared(stream: IO[str]) -> Iterator[None]:
+    """What is written to it is for the eye alone: where it has gone, the run goes on without."""
+    try:
+        yield
+    except OSError:
+        silence(stream)
+
+
+class _Spared:
+    """A stream whose loss is no error."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self.isatty = file, file.isatty
+
+    def write(self, text: str) -> None:
+        with spared(self._file):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with spared(self._file):
+            self._file.flush()
+
+
+def for_the_eye(file: TextIO) -> TextIO:
+    """`file`, of which nothing is missed where it has gone: what goes to it goes elsewhere, too."""
+    return cast(TextIO, _Spared(file))  # all that a page needs
+
+
+@contextmanager
+def unheld(*streams: IO[str]) -> Iterator[None]:
+    """Whoever leaves by an exception does not wait for a terminal that takes nothing.
+
+    One that Ctrl-S holds is let go; one that nobody reads is silenced.
+    """
+    try:
+        yield
+    except BaseException:
+        for stream in streams:
+            with suppress(OSError, ValueError):  # ValueError: it has no file descriptor
+                if stream.isatty() and not _takes(stream.fileno()):
+                    silence(stream)
+        raise
+
+
+def _takes(fd: int) -> bool:
+    if sys.platform == "win32":
+        return True
+    if not select.select([], [fd], [], 0)[1] and foreground(fd):
+        _let_go(fd)
+    return bool(select.select([], [fd], [], LEAVING)[1])
+
+
+def _let_go(fd: int) -> None:
+    """Terminals write on when their flow control ends."""
+    import termios
+
+    with suppress(termios.error):
+        before = termios.tcgetattr(fd)
+        termios.tcsetattr(fd, termios.TCSANOW, [before[0] & ~termios.IXON, *before[1:]])
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def stderr() -> Terminal:

@@ -196,6 +196,33 @@ def test_tab_reaches_the_tokens_and_arrows_move_between_them(page: Page, run: Re
     assert page.js("return document.querySelectorAll('[aria-selected=true]').length") == 0
 
 
+def test_tab_never_loses_the_focus(page: Page, run: Recording) -> None:
+    page.open(run)
+    page.js("document.querySelector('#text .token').focus()")
+    assert tabbed(page, 2) == ["panel", "scrub"]
+    page.js("document.querySelector('#text .token').focus()")
+    page.press(KEYS.ENTER)
+    assert tabbed(page, 2) == ["panel", "let-go"]
+    page.press(KEYS.ENTER)
+    assert page.js("return document.activeElement.dataset.place") == "0"
+    assert tabbed(page, 2) == ["panel", "scrub"]  # nothing is held, so nothing is let go
+
+
+def tabbed(page: Page, times: int) -> list[str]:
+    """What has the focus after each."""
+    found = []
+    for _ in range(times):
+        page.press(KEYS.TAB)
+        found.append(page.js("return document.activeElement.id"))
+    return found
+
+
+def test_a_long_name_leaves_the_screen_to_the_canvas(page: Page) -> None:
+    page.emulate(size=(390, 844))
+    page.open(recordings.make(canvases=1, steps=2, length=16, model="very long name " * 200))
+    assert page.js("return document.querySelector('body > header').offsetHeight") < 844 / 4
+
+
 def test_every_control_has_a_name(page: Page, run: Recording) -> None:
     page.open(run)
     nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]

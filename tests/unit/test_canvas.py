@@ -14,6 +14,7 @@ from dgemma_local.ui.canvas import (
     CONTROL,
     END,
     HIDDEN,
+    MOST_DRAWN,
     MOST_MARKS,
     NEWLINE,
     Row,
@@ -177,6 +178,12 @@ def test_a_mark_joins_the_token_before_it_where_it_is_settled() -> None:
 )
 def test_noise_is_cut_or_padded(text: str, guess: str, seen: str) -> None:
     assert fitted(text, guess) == seen
+
+
+def test_of_a_long_token_so_much_is_drawn() -> None:
+    vocabulary = Vocabulary(text=lambda token: "x" * token, control=lambda token: False, ends=frozenset())
+    assert vocabulary.glyph(MOST_DRAWN) == "x" * MOST_DRAWN
+    assert vocabulary.glyph(10**6) == "x" * MOST_DRAWN + "…"
 
 
 def test_control_and_end_tokens_are_marks_and_each_token_is_read_once() -> None:

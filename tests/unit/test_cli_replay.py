@@ -23,7 +23,7 @@ import pytest
 import recordings
 from typer.testing import CliRunner
 
-from dgemma_local import cli
+from dgemma_local import cli, cli_replay
 from dgemma_local.errors import INTERRUPTED, RecordingError, UsageError
 from dgemma_local.recording import Piece, Recording
 from dgemma_local.states import summary
@@ -34,6 +34,7 @@ from dgemma_local.ui.palette import Chrome, Ink, look
 from dgemma_local.ui.player import Player
 from dgemma_local.ui.replay import sight, usual
 from dgemma_local.ui.tape import Tape
+from dgemma_local.ui.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "Hi there\n  two  lines"
@@ -78,9 +79,9 @@ def test_a_pipe_gets_the_answer_alone_and_exactly(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "written"),
-    [("a\n\n\n", "a\n"), ("\n a", "\n a\n"), ("\x1b[2J\x9b", "\x1b[2J\x9b\n"), ("", ""), ("漢\t", "漢\t\n")],
+    [("a\n\n\n", "a\n"), ("\n a", "\n a\n"), ("\x1b[2J\x9b\u200e", "�[2J��\n"), ("", ""), ("漢\t", "漢\t\n")],
 )
-def test_it_ends_in_one_newline_and_keeps_every_other_byte(tmp_path: Path, answer: str, written: str) -> None:
+def test_it_ends_in_one_newline_and_keeps_all_that_no_terminal_obeys(tmp_path: Path, answer: str, written: str) -> None:
     recordings.write(tmp_path / "r.jsonl", made(answer))
     assert dgemma(tmp_path / "r.jsonl").stdout == written
 
@@ -167,11 +168,15 @@ def test_the_past_of_a_position_as_plain_lines(file: Path) -> None:
         (["--canvas", "0"], "--canvas 0 is not in the recording"),
         (["--position", "17"], "--position 17 is not in the recording"),
         (["--position", "0"], "--position 0 is not in the recording"),
-        (["--export", "a.png", "--at", "5"], "--at 5 is not in the recording"),
-        (["--export", "a.png", "--at", "0"], "--at 0 is not in the recording"),
+        (["--export", "a.png", "--at", "1"], "--at 1 is in each of 2 canvases"),
+        (["--export", "a.png", "--at", "5", "--canvas", "1"], "--at 5 is not in the recording"),
+        (["--export", "a.png", "--at", "0", "--canvas", "1"], "--at 0 is not in the recording"),
         (["--plot"], "--plot has nothing to act on"),
         (["--plot", "--export", "a.svg"], "--plot has nothing to act on"),
         (["--at", "1", "--plot", "--export", "a.png"], "--plot shows every step, and --at one"),
+        (["--plot", "--export", "a.png", "--width", "40"], "--plot shows no canvas, so that --width has no effect"),
+        (["--plot", "--export", "a.png", "--view", "grid"], "--plot shows no canvas, so that --view has no effect"),
+        (["--plot", "--export", "a.png", "--draft", "argmax"], "--plot shows no canvas, so that --draft has no effect"),
         (["--at", "1"], "--at has nothing to act on"),
         (["--at", "1", "--export", "a.gif"], "--at has nothing to act on"),
         (["--width", "40"], "--width has nothing to act on"),
@@ -239,6 +244,56 @@ def test_flags_become_options(file: Path, exported: list[tuple[Path, export.Opti
     assert exported[-1][1].seconds == export.STEP_SECONDS / 2
 
 
+def test_a_loop_of_links_is_an_error_of_two_lines(file: Path) -> None:
+    loop = file.with_name("loop.svg")
+    loop.symlink_to(loop)
+    assert "Too many levels" in error(dgemma(file, "--export", loop), RecordingError.exit_code)[0]
+
+
+def test_the_recording_itself_is_not_exported_onto(file: Path) -> None:
+    itself = file.rename(file.with_suffix(".txt"))
+    link = file.with_name("link.svg")
+    link.symlink_to(itself)
+    before = itself.read_bytes()
+    for path in (itself, link):
+        assert error(dgemma(itself, "--export", path), UsageError.exit_code)[0] == f"{path} is the recording itself"
+    assert itself.read_bytes() == before
+
+
+def test_a_plot_beside_a_canvas_leaves_the_canvas_its_flags(
+    file: Path, exported: list[tuple[Path, export.Options]]
+) -> None:
+    flags = "--plot --width 40 --view grid --export a.png --export a.svg".split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(file.parent)
+        assert dgemma(file, *flags).exit_code == 0
+    assert len(exported) == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_takes_a_while_is_said_on_a_terminal(file: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    said = []
+
+    class AtOnce:
+        daemon = False
+
+        def __init__(self, seconds: float, call: Any, given: list[str]) -> None:
+            assert seconds == cli_replay.PATIENCE
+            self.given = given
+
+        def start(self) -> None:
+            said.extend(self.given)
+
+        def cancel(self) -> None:
+            said.append("over")
+
+    monkeypatch.setattr(cli_replay, "Timer", AtOnce)
+    monkeypatch.setattr(Terminal, "is_terminal", terminal)
+    out = file.with_suffix(".txt")
+    assert dgemma(file, "--export", out).exit_code == 0
+    assert said == (["reading …", "over", f"drawing {out} …", "over"] if terminal else ["over", "over"])
+
+
 def test_an_export_of_a_damaged_recording_says_what_is_missing(
     file: Path, exported: list[tuple[Path, export.Options]]
 ) -> None:
@@ -260,6 +315,7 @@ class Theatre:
         size: tuple[int, int] = (24, 100),
         stdin: Path | None = None,
         before: str = "",
+        shell: bool = False,
         **environment: str,
     ) -> None:
         self.master, slave = pty.openpty()
@@ -269,6 +325,7 @@ class Theatre:
         source = slave if stdin is None else os.open(stdin, os.O_RDONLY)
         self.process = subprocess.Popen(
             [
+                *([sys.executable, str(ROOT / "tests" / "jobs.py")] if shell else []),
                 sys.executable,
                 "-c",
                 f"{before}\nfrom dgemma_local.__main__ import main; main()",
@@ -545,3 +602,78 @@ def test_a_terminal_is_no_recording(file: Path) -> None:
     with theatre("-") as stage:
         assert stage.left() == RecordingError.exit_code
         assert stage.lines[0] == "error: no recording comes from standard input"
+
+
+def test_ctrl_z_gives_the_terminal_back_and_no_time_passes(file: Path) -> None:
+    with theatre(file, "--slow", "0.5", shell=True) as stage:
+        stage.until("1 of 8 .* playing")
+        stage.press("\x1a")
+        lines = stage.until(r"\[stopped: ECHO ICANON\]")
+        assert not any("of 8" in line for line in lines) and not stage.screen.cursor.hidden
+        assert stage.raw.index(b"?2004h") < stage.raw.index(b"?2004l") < stage.raw.index(b"[stopped")
+        time.sleep(2)  # four steps
+        since = len(stage.raw)
+        stage.press("fg\n")
+        stage.until("8 of 8 .* paused")
+        assert b"?2004h" in stage.raw[since:]
+        assert re.search(rb"[12] of 8", stage.raw[since:])  # where it was, and not four steps on
+        stage.press("q")
+        assert stage.left() == 0
+        assert stage.lines[-len(END) - 1 :] == [*END, "[ended: ECHO ICANON]"]
+
+
+def test_in_the_background_it_waits_and_draws_nothing(file: Path) -> None:
+    with theatre(file, "--slow", "0.1", shell=True) as stage:
+        stage.until("playing")
+        stage.press("\x1a")
+        stage.until(r"\[stopped")
+        stage.press("bg\n")
+        stage.until("in the background")
+        since = len(stage.raw)
+        assert not stage.read(1)
+        stage.press("fg\n")
+        stage.until("8 of 8 .* paused")
+        assert b"?2004h" in stage.raw[since:]
+        stage.press("q")
+        assert stage.left() == 0
+        assert stage.lines[-1] == "[ended: ECHO ICANON]" and stage.raw.count(b"[stopped") == 1
+
+
+def test_an_arrow_that_comes_in_pieces_is_no_escape(file: Path) -> None:
+    with theatre(file, "--slow", "60") as stage:
+        stage.until("1 of 8 .* playing")
+        stage.press("\x1b")
+        stage.read(0.15)
+        stage.press("[C")
+        stage.until("2 of 8 .* paused")
+        stage.press("\t")
+        stage.until("position 1: ")
+        stage.press("x\x1b")  # in one piece with another key
+        while any("position 1: " in line for line in stage.lines):
+            stage.read(0.1)
+        stage.press("\x1b")
+        assert stage.left() == 0
+
+
+def test_a_terminal_that_knows_few_signs_is_told_and_gets_the_answer(file: Path) -> None:
+    with theatre(file, PYTHONIOENCODING="ascii") as stage:
+        assert stage.left() == 0
+        assert stage.lines[0].startswith("the player needs a terminal that knows UTF-8")
+        assert stage.lines[1:3] == END[:2] and b"\x1b[?" not in stage.raw and b"step 1" not in stage.raw
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_being_ended_waits_for_no_terminal_that_takes_nothing(file: Path, held: bool) -> None:
+    with theatre(file, "--slow", "0.02", "--view", "both", size=(60, 300)) as stage:
+        stage.until("1 of 8")
+        if held:
+            stage.press("\x13")
+            time.sleep(0.3)
+        else:
+            stage.press("t" * 2000)  # the whole screen, so many times, and nobody reads
+            time.sleep(1)
+        stage.process.send_signal(signal.SIGTERM)
+        stage.process.wait(10)
+        assert stage.left() == 128 + signal.SIGTERM
+        if not held:
+            stage.screen.cursor.hidden = False  # nothing could be written there

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dgemma_local import doctor, errors
+from dgemma_local import errors
 from dgemma_local.errors import DgemmaError, kinds
 from dgemma_local.outcomes import Outcome
 

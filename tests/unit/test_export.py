@@ -18,10 +18,23 @@ from rich.cells import cell_len
 
 from dgemma_local.errors import RecordingError, UsageError
 from dgemma_local.events import StepDone
-from dgemma_local.recording import Piece, Recording
+from dgemma_local.recording import Piece, Recording, Word
 from dgemma_local.states import State, follow
 from dgemma_local.ui import export as exports
-from dgemma_local.ui.export import HOLD_SECONDS, Options, cast, drawn, durations, export, moments, sight, svg, tail, txt
+from dgemma_local.ui.export import (
+    HOLD_SECONDS,
+    Options,
+    cast,
+    drawn,
+    durations,
+    export,
+    html,
+    moments,
+    sight,
+    svg,
+    tails,
+    txt,
+)
 from dgemma_local.ui.frame import frame
 from dgemma_local.ui.palette import Ink, Theme, look
 from dgemma_local.ui.status import legend_height
@@ -81,9 +94,47 @@ def test_a_canvas_goes_on_in_the_line_that_was_begun() -> None:
     lines = recordings.make(canvases=3, steps=3, length=8, texts=["a", "bc", "\n"])
     text = "".join(piece.text for pieces in lines.pieces[:5] for piece in pieces)
     assert len(text) >= 8
-    assert tail(lines, 0) == ""
-    assert tail(lines, 1) == text.rstrip("\n").rpartition("\n")[2] + "\n" * (len(text) - len(text.rstrip("\n")))
-    assert tail(lines, 2) != tail(lines, 1)
+    found = tails(lines, 80)
+    assert found[0] == ""
+    assert found[1] == text.rstrip("\n").rpartition("\n")[2] + "\n" * (len(text) - len(text.rstrip("\n")))
+    assert found[2] != found[1]
+
+
+def test_of_a_long_line_the_last_rows_are_kept_and_each_step_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_line = recordings.make(canvases=6, steps=3, length=64, texts=["abcdefgh"])
+    before = tails(one_line, 30)
+    most = exports.MOST_TAIL * 30
+    assert len(before[0] + before[1]) > 0 and all(len(each) <= most for each in before.values())
+    assert max(map(len, before.values())) > most - 30
+    whole = "abcdefgh" * 64 * 5
+    assert whole.endswith(before[5]) and (len(whole) - len(before[5])) % 30 == 0  # columns stay
+    calls = []
+    real = exports.frame
+    monkeypatch.setattr(exports, "frame", lambda *given, **named: calls.append(1) or real(*given, **named))
+    drawn(one_line, Options(), 30, 200)
+    assert len(calls) == 18
+    calls.clear()
+    svg.render(LONG, Options())
+    assert len(calls) == svg.MOST_FRAMES
+
+
+def test_a_long_token_is_drawn_in_part_and_told_whole() -> None:
+    long = recordings.make(canvases=1, steps=2, length=8, texts=["x" * 5000])
+    for suffix, render in TEXTS.items():
+        drawing = render(long, Options()) if suffix != ".txt" else render(long, Options()).partition("═")[0]
+        if suffix == ".svg":
+            drawing = re.sub("<desc.*?</desc>", "", drawing)
+        if suffix in (".svg", ".txt"):
+            assert drawing.count("x") < 8 * 2 * 300, suffix
+    named = recordings.make(canvases=1, steps=2, length=8, texts=lambda token: Word("y" * 5000, control=True))
+    assert "y" * 200 in html.render(named, Options()) and "y" * 300 not in html.render(named, Options())
+    assert "x" * 5000 in txt.render(long, Options())
+    assert "x" * 5000 in long.text and "…" in (ET.fromstring(svg.render(long, Options())).findtext(f"{SVG}desc") or "")
+
+
+def test_what_is_said_of_a_picture_holds_no_sign_that_nobody_sees() -> None:
+    text = svg.render(recordings.make(model="a\u202eb\u200bc", texts=["\u202e\u200b\u2066"]), Options())
+    assert not re.search("[\u200b\u202e\u2066]", text)
 
 
 @pytest.mark.parametrize("view", ["text", "grid", "both"])
@@ -181,6 +232,43 @@ def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path, monkey
         export(SHORT, path, Options())
         assert reader.read() == "before"
     assert path.read_text(encoding="utf-8") == txt.render(SHORT, Options())
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_is_no_regular_file_is_left_alone(tmp_path: Path, kind: str, link: bool) -> None:
+    there = path = tmp_path / "there.txt"
+    if kind == "device":
+        if not link:
+            path = there = Path("/dev/null")
+        else:
+            there = Path("/dev/null")
+    else:
+        os.mkfifo(there)
+    if link:
+        path = tmp_path / "link.txt"
+        path.symlink_to(there)
+    before = there.stat()
+    with pytest.raises(RecordingError, match="it is no regular file"):
+        exports._target(path)
+    if path.suffix:
+        with pytest.raises(RecordingError, match="it is no regular file"):
+            export(SHORT, path, Options())
+    assert os.path.samestat(before, there.stat()) and not there.is_file()
+
+
+def test_a_loop_of_links_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "loop.txt"
+    path.symlink_to(path)
+    with pytest.raises(RecordingError, match="Too many levels of symbolic links"):
+        export(SHORT, path, Options())
+    assert path.is_symlink()
+
+
+def test_the_longest_name_there_can_be_is_written(tmp_path: Path) -> None:
+    path = tmp_path / f"{'x' * 251}.txt"
+    export(SHORT, path, Options())
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -342,7 +430,8 @@ def test_of_many_steps_some_are_shown_and_the_file_says_so() -> None:
     assert f"{shown} of {every} denoising steps" in (root.findtext(f"{SVG}desc") or "")
     assert "all 8 denoising steps" in (ET.fromstring(svg.render(SHORT, Options())).findtext(f"{SVG}desc") or "")
     css = root.findtext(f"{SVG}style") or ""
-    shots = drawn(LONG, Options(), svg.WIDTH, svg.MOST_ROWS)
+    shots = drawn(LONG, Options(), svg.WIDTH, svg.MOST_ROWS, svg.MOST_FRAMES)
+    assert len(shots) == shown
     assert screen(visible(root, css, 0)) == plain(shots[0][1])
     end = float(re.search(r"animation:([\d.]+)s", css)[1]) - 0.1  # type: ignore[index]
     assert screen(visible(root, css, end)) == plain(shots[-1][1])
@@ -352,7 +441,7 @@ def test_sampling_keeps_both_ends_and_the_order() -> None:
     for count in (1, 2, 3, 9, 100):
         items = list(range(count))
         for most in (2, 3, 8):
-            found = svg.sampled(items, most)
+            found = exports.sampled(items, most)
             assert found == sorted(set(found))
             assert (found[0], found[-1]) == (0, count - 1)
             assert len(found) == min(count, most)

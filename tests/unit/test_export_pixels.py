@@ -297,7 +297,30 @@ def at(image: Image.Image, x: float, y: float) -> object:
     return image.getpixel((round(x), round(y)))
 
 
+def test_a_png_is_never_too_large_for_its_own_rows() -> None:
+    high = recordings.make(canvases=1, steps=2, length=2048, texts=["\n"])
+    for width in (20, 80, 400):
+        image = opened(png.render(high, Options(width=width)))
+        assert image.width * image.height <= pixels.MOST_PIXELS
+    assert png.MOST_ROWS["text"] > pixels.most_lines(80, png.FONT)
+
+
 class TestPlot:
+    def test_positions_are_counted_in_whole_numbers(self) -> None:
+        for most in (1, 2, 3, 256):
+            found = plot.ticks(plot.Scale(0, most, 100, 0), whole=True)
+            assert all(value == int(value) for value in found) and found[-1] == most
+        one = recordings.make(canvases=1, steps=3, length=1)
+        assert plot._title(one, plot.points(moments(one, Options()))).endswith("of 1 position")
+        image, _found, _scales = plotted(one, Options())
+        assert image.size == plot.SIZE
+
+    def test_the_swatch_of_the_band_has_an_edge_that_is_seen(self) -> None:
+        image, _found, _scales = plotted(recordings.make(canvases=1, steps=3, length=16), Options())
+        left = plot.LEFT + 28 + Face(plot._FONT).width * (len("mean") + 3)
+        assert at(image, left, plot._LEGEND) == plot.ENTROPY_INK["dark"]
+        assert at(image, left + 8, plot._LEGEND) != plot.ENTROPY_INK["dark"]
+
     @pytest.mark.parametrize("theme", THEMES)
     def test_the_curves_are_where_the_events_say(self, theme: Theme) -> None:
         made = recordings.make(canvases=2, steps=9, length=64)

@@ -5,22 +5,27 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_session import END, LENGTH, spell, timed
+from prompt_toolkit.input import create_pipe_input
 from screens import Sized, Tty, emulator, feed, scrolled, shown
 from small_tokenizer import small
 
 from dgemma_local.channels import AnswerDecoder
 from dgemma_local.errors import UsageError
+from dgemma_local.events import StepDone
 from dgemma_local.states import Seen, State
 from dgemma_local.ui import Record, Start, Wanted, show
 from dgemma_local.ui import drawing as drawing_module
+from dgemma_local.ui import keys as keys_module
 from dgemma_local.ui.canvas import Row, Vocabulary
 from dgemma_local.ui.drawing import Drawer
 from dgemma_local.ui.frame import Sight
-from dgemma_local.ui.live import Pace, live
+from dgemma_local.ui.keys import Gone, Keys
+from dgemma_local.ui.live import KEYS, Pace, Region, live
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.paint import Painter
 from dgemma_local.ui.palette import Ink
@@ -78,7 +83,7 @@ def test_frames_are_dropped_and_never_waited_for(monkeypatch: pytest.MonkeyPatch
         drawer.show(lambda: line("last"))
         assert "last" in file.writes[-1]
     assert "lost" not in file.getvalue() and file.writes[-1].endswith("\x1b[?25h")
-    assert len(drawer.costs) == 2
+    assert drawer.drawn == 2
 
 
 def test_drawing_takes_its_share_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,17 +116,187 @@ def test_drawing_takes_its_share_of_the_time_and_no_more(monkeypatch: pytest.Mon
         assert not drawer.offer(make)  # the share alone would have it
 
 
-def test_what_stops_the_writing_reaches_the_one_who_draws() -> None:
-    class Gone(Tty):
+def test_what_goes_wrong_in_the_thread_reaches_the_one_who_draws() -> None:
+    class Broken(Tty):
         def write(self, text: str) -> int:
             if "?2026h" in text:
+                raise RuntimeError("broken")
+            return super().write(text)
+
+    with Drawer(Painter(Sized(Broken()), "dark")) as drawer:
+        with pytest.raises(RuntimeError, match="broken"):
+            drawer.show(lambda: line("x"))
+        drawer.rest()
+
+
+@pytest.mark.parametrize("way", ["show", "clear", "leave"])
+def test_a_terminal_that_has_gone_takes_the_frames_with_it_and_no_more(way: str) -> None:
+    class Gone(Tty):
+        here = True
+
+        def write(self, text: str) -> int:
+            if not self.here:
                 raise OSError(5, "the terminal has gone")
             return super().write(text)
 
-    with Drawer(Painter(Sized(Gone()), "dark")) as drawer:
-        with pytest.raises(OSError, match="gone"):
-            drawer.show(lambda: line("x"))
-        drawer.rest()
+    file = Gone()
+    with Drawer(Painter(Sized(file), "dark")) as drawer:
+        drawer.show(lambda: line("x"))
+        file.here = False
+        if way == "show":
+            drawer.show(lambda: line("y"))
+            drawer.show(lambda: line("z"))
+        elif way == "clear":
+            drawer.clear()
+    assert drawer.drawn == (3 if way == "show" else 1)
+
+
+def test_leaving_by_an_exception_waits_for_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing_module, "LEAVING", 0.01)
+    file = Slow()
+
+    def leave() -> None:
+        with Drawer(Painter(Sized(file), "dark")) as drawer:
+            drawer.offer(lambda: line("x"))
+            assert file.busy.wait(20)
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        leave()
+    file.open.set()
+
+
+def test_a_frame_is_taken_away_though_a_signal_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Slow()
+    drawer = Drawer(Painter(Sized(file), "dark"))
+    join = drawer._thread.join
+    waits: list[float | None] = []
+
+    def interrupted(timeout: float | None = None) -> None:
+        waits.append(timeout)
+        if len(waits) == 1:
+            file.open.set()
+            raise SystemExit
+        join(20)
+
+    monkeypatch.setattr(drawer._thread, "join", interrupted)
+    drawer.offer(lambda: line("x"))
+    assert file.busy.wait(20)
+    with pytest.raises(SystemExit):
+        drawer.__exit__(None, None, None)
+    assert file.writes[-1].endswith("\x1b[?25h")
+    assert waits == [None, drawing_module.LEAVING]
+
+
+# Keys
+
+
+def test_an_escape_that_something_follows_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(keys_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=None))
+    with create_pipe_input() as source:
+        keys = Keys(source)
+
+        def after(seconds: float, typed: bytes) -> str | None:
+            now[0] += seconds
+            if typed:
+                source.send_bytes(typed)
+            return keys.read(0)
+
+        assert after(0, b"\x1b") is None
+        assert after(0.25, b"") is None  # a slow line
+        assert after(0, b"[C") == "right"
+        assert after(0, b"x\x1b") == "x" and keys.read(0) is None
+        assert after(keys_module.ESCAPE + 0.01, b"") == "escape" and keys.read(0) is None
+
+
+def test_what_is_typed_for_another_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with create_pipe_input() as source:
+        keys = Keys(source)
+        source.send_bytes(b"q")
+        monkeypatch.setattr(keys_module, "foreground", lambda fd: False)
+        assert keys.read(0) is None
+        monkeypatch.setattr(keys_module, "foreground", lambda fd: True)
+        assert keys.read(0) == "q"
+
+
+# How long a step stays
+
+
+class Typed:
+    """Keys that are known beforehand, or the terminal's end."""
+
+    def __init__(self, *keys: Any) -> None:
+        self.keys = list(keys)
+
+    def read(self, seconds: float) -> str | None:
+        key = self.keys.pop(0)
+        if key is Gone:
+            raise Gone
+        return str(key)
+
+
+def test_a_step_that_waits_for_a_key_says_which() -> None:
+    file = Tty(80, 24)
+    keys: Any = Typed(*["space"] * 4, "c")
+    page = Page(file, None, whole_lines=True)
+    live(timed(spell("Hi user " * 10)), watched(), page, Sized(file), Sight(label="m", vocabulary=VOCABULARY), "dark",
+         pace=Pace(keys=keys))  # fmt: skip
+    screen = emulator(80, 24)
+    named = []
+    for number, write in enumerate(file.writes):
+        feed(screen, Slice(file.writes[number : number + 1]), 0)
+        if "?2026h" in write:
+            named.append(" · ".join(KEYS) in shown(screen))
+    assert named[:6] == [True] * 6 and not named[-1]  # the sixth is the step that c was pressed at
+    assert keys.keys == []
+
+
+class Slice(Tty):
+    def __init__(self, writes: list[str]) -> None:
+        super().__init__()
+        self.writes = writes
+
+
+@pytest.mark.parametrize("width", [10, 20, 30])
+def test_a_narrow_or_low_frame_names_what_keys_it_has_room_for(width: int) -> None:
+    seen = Seen(frozenset({END}))
+    sight = Sight(label="m", vocabulary=VOCABULARY)
+    for height in range(1, 12):
+        rows = Region(Sized(Tty(width, height + 1)), sight).rows(seen, "", KEYS)
+        assert len(rows) == min(height, 9)
+        said = "".join(text for text, _ in rows[-1])
+        fits = " · ".join(KEYS[: {10: 1, 20: 2, 30: 3}[width]])
+        assert (said == fits) == (height > 4)
+
+
+def test_the_end_of_the_keys_terminal_is_no_end_of_the_run() -> None:
+    pace = Pace(keys=Typed("x", Gone))  # type: ignore[arg-type]
+    pace.hold()
+    assert pace.keys is None and not pace.pressed.is_set()
+
+
+def test_a_long_step_is_drawn_again_where_the_terminal_has_another_size() -> None:
+    calls: list[int] = []
+    pace = Pace(slow=0.2)
+    pace.mark()
+    pace.sleep(lambda: calls.append(1))
+    assert len(calls) >= 2
+    file = Tty(40, 20)
+
+    def resized() -> Any:
+        for event, seconds in timed(spell("Hi user")):
+            if isinstance(event, StepDone) and event.step == 1:
+                file.columns = 60  # while the first step stands, and sleeps
+            yield event, seconds
+
+    page = Page(file, None, whole_lines=True)
+    live(resized(), watched(), page, Sized(file), Sight(label="m", vocabulary=VOCABULARY), "dark",
+         pace=Pace(slow=0.15))  # fmt: skip
+    screen = emulator(60, 20)
+    again = [write for write in file.writes if "\x1b[?25l" in write]
+    feed(screen, Slice(again[1:2]), 0)
+    assert any("step 1 of 8" in each for each in shown(screen))
 
 
 # The front end

@@ -42,11 +42,12 @@ def on_terminal(
     size: tuple[int, int] = (24, 80),
     told: tuple[int, int] | None = None,
     pipe_stdout: bool = False,
+    shell: bool = False,
     meanwhile: Callable[[subprocess.Popen[bytes], int, str], None] | None = None,
 ) -> Outcome:
     """Runs `dgemma`, with a fake session, on a terminal of lines × columns; `meanwhile` sees all that has come so far.
 
-    told: what the terminal answers when it is asked for its size, if not the truth.
+    told: what the terminal answers when it is asked for its size, if not the truth. shell: under `jobs`.
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *(told or size), 0, 0))
@@ -58,7 +59,7 @@ def on_terminal(
         environment or {}
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [*([sys.executable, str(TESTS / "jobs.py")] if shell else []), sys.executable, "-c", code],
         stdin=slave,
         stdout=subprocess.PIPE if pipe_stdout else slave,
         stderr=slave,
@@ -107,7 +108,7 @@ HEAD = [
 ]
 ANSWER = PARAGRAPH.split("\n")
 SUMMARY = "2 canvases in 8 steps (8 saved) · 0 thaws, 0 replacements, 0 corrections"
-FOOT = [SUMMARY]
+FOOT = [SUMMARY, "complete: 25 tokens in 2 canvases"]
 
 
 def test_the_live_view_moves_and_leaves_nothing_but_the_answer() -> None:
@@ -143,7 +144,7 @@ def test_the_answer_goes_to_a_pipe_exactly_and_to_the_terminal_for_the_eye() -> 
 
 def test_without_the_view_a_terminal_gets_no_control_at_all() -> None:
     seen = run(session={"text": "Hi\x1b[2JHi\x07"})
-    assert seen.lines == [*HEAD, "Hi�[2JHi�"]
+    assert seen.lines == [*HEAD, "Hi�[2JHi�", "complete: 7 tokens in 1 canvas"]
     assert "\x1b[2J" not in seen.raw and "\x07" not in seen.raw
 
 
@@ -152,8 +153,8 @@ def test_a_pipe_gets_the_exact_bytes() -> None:
 
 
 def test_a_thought_is_dimmed_and_ends_before_the_answer() -> None:
-    seen = run(session={"text": "<|channel>thought\nuser<channel|>Hi"})
-    assert seen.lines == [*HEAD, "user", "Hi"]
+    seen = run("--think", "--show-thinking", session={"text": "<|channel>thought\nuser<channel|>Hi"})
+    assert seen.lines == [*HEAD, "user", "Hi", "complete: 6 tokens in 1 canvas"]
     assert "\x1b[2muser" in seen.raw
     assert run("--quiet", session={"text": "<|channel>thought\nuser<channel|>Hi"}).lines[-2:] == [HEAD[0], "Hi"]
 
@@ -216,7 +217,7 @@ def test_stopping_midway_gives_the_cursor_back(key: str) -> None:
     assert seen.lines[: len(HEAD) + 2] == HEAD + ANSWER[:2]  # the first canvas stays
     assert not any("· step" in line for line in seen.lines)
     if key == "ctrl-c":
-        assert seen.lines[-1] == "interrupted"
+        assert seen.lines[-1].startswith("interrupted")
 
 
 def test_ctrl_c_without_the_view() -> None:
@@ -230,7 +231,7 @@ def test_ctrl_c_without_the_view() -> None:
     assert sent and not seen.cursor_hidden
     assert not any("user user" in line for line in seen.lines)
     assert seen.code == 130
-    assert seen.lines[len(HEAD) :][:2] == ANSWER[:2] and seen.lines[-1] == "interrupted"
+    assert seen.lines[len(HEAD) :][:2] == ANSWER[:2] and seen.lines[-1].startswith("interrupted")
 
 
 def test_what_is_typed_meanwhile_does_not_move_provisional_text() -> None:
@@ -257,7 +258,7 @@ def test_ctrl_c_ends_a_slow_show() -> None:
     seen = run("--visualize", "--slow", "10", session={"text": PARAGRAPH}, meanwhile=press)
     assert time.monotonic() - sent[0] < 5
     assert seen.code == 130 and not seen.cursor_hidden
-    assert seen.lines[-1] == "interrupted"
+    assert seen.lines[-1].startswith("interrupted")
 
 
 def keys_for_steps(keys: list[bytes], size: tuple[int, int] = (24, 80)) -> Outcome:
@@ -294,7 +295,7 @@ def test_a_step_waits_for_its_key_and_no_other() -> None:
 
     seen = run("--visualize", "--step", meanwhile=wait)
     assert "canvas 1 · step 2" not in seen.raw
-    assert seen.code == 130 and not seen.cursor_hidden and seen.lines[-1] == "interrupted"
+    assert seen.code == 130 and not seen.cursor_hidden and seen.lines[-1].startswith("interrupted")
 
 
 def test_c_goes_on_without_stopping() -> None:
@@ -304,7 +305,7 @@ def test_c_goes_on_without_stopping() -> None:
 
 def test_ctrl_c_while_a_step_waits() -> None:
     seen = keys_for_steps([b" ", b"\x03"])
-    assert seen.code == 130 and not seen.cursor_hidden and seen.lines[-1] == "interrupted"
+    assert seen.code == 130 and not seen.cursor_hidden and seen.lines[-1].startswith("interrupted")
 
 
 def test_the_terminal_has_its_echo_back() -> None:
@@ -329,6 +330,174 @@ def test_what_is_typed_meanwhile_does_not_move_the_frame() -> None:
     seen = run("--visualize", "--slow", "0.1", meanwhile=type_on)
     assert len(typed) == 4
     assert seen.lines == HEAD + ANSWER + FOOT
+
+
+ON = "ECHO ICANON"
+
+
+def jobs(*acts: tuple[str, bytes]) -> Callable[[subprocess.Popen[bytes], int, str], None]:
+    """Types what belongs to the first text once it has come, then waits for the next one behind it."""
+    waiting = list(acts)
+    done = [0]
+
+    def act(_: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        while waiting and (at := raw.find(waiting[0][0], done[0])) >= 0:
+            os.write(master, waiting.pop(0)[1])
+            done[0] = at + 1
+
+    return act
+
+
+def test_ctrl_z_gives_a_plain_shell_its_modes_and_takes_them_again() -> None:
+    acts = jobs(
+        ("canvas 1 · step 1", b"\x1a"), ("[stopped", b"fg\n"), ("canvas 1 · step 1", b" "), ("canvas 1 · step 2", b"\x1a"),
+        ("[stopped", b"fg\n"), ("canvas 1 · step 2", b"c"),
+    )  # fmt: skip
+    seen = run("--visualize", "--step", shell=True, meanwhile=acts)
+    assert seen.code == 0 and not seen.cursor_hidden
+    assert re.findall(r"\[(?:stopped|ended): (.*)\]", seen.raw) == [ON, ON, ON]
+    assert re.findall(r"\?2004[hl]|stopped|ended", seen.raw) == [
+        *["?2004h", "?2004l", "stopped"] * 2,
+        "?2004h",
+        "?2004l",
+        "ended",
+    ]
+    assert seen.raw.rindex("?2026l", 0, seen.raw.index("[stopped")) < seen.raw.index(
+        "\x1b[?25h"
+    )  # the frame went first
+
+
+def test_ctrl_z_where_the_cursor_cannot_be_moved() -> None:
+    acts = jobs(("canvas 1 · step 1", b"\x1a"), ("[stopped", b"fg\n"))
+    seen = run("--visualize", "--slow", "0.2", shell=True, meanwhile=acts, environment={"TERM": "dumb"})
+    assert seen.code == 0 and ESCAPE not in seen.raw and "[stopped: " + ON in seen.raw
+
+
+def test_steps_beneath_each_other_wait_for_keys_and_give_the_modes_back_too() -> None:
+    acts = jobs(("canvas 1 · step 1", b"\x1a"), ("[stopped", b"fg\n"), ("\n", b"c"))
+    seen = run("--visualize", "--step", shell=True, meanwhile=acts, environment={"TERM": "dumb"}, size=(200, 80))
+    assert seen.code == 0 and "[stopped: " + ON in seen.raw
+    assert seen.lines[len(HEAD)] == "space next · c go on · q stop"
+
+
+def test_in_the_background_it_draws_nothing_and_finishes() -> None:
+    acts = jobs(("canvas 1 · step 2", b"\x1a"), ("[stopped", b"bg\n"))
+    seen = run("--visualize", "--slow", "0.1", shell=True, meanwhile=acts)
+    assert seen.code == 0 and seen.raw.count("[stopped") == 1
+    behind = seen.raw[seen.raw.index("[in the background]") :]
+    assert "· step" not in behind and "[ended: " + ON in behind
+    assert seen.lines[-len(FOOT) - len(ANSWER) - 1 : -1] == ANSWER + FOOT
+
+
+def test_sent_to_the_background_before_the_view_stood_it_draws_nothing() -> None:
+    acts = jobs(("--seed 5", b"\x1a"), ("[stopped", b"bg\n"))
+    seen = run("--visualize", "--slow", "0.1", shell=True, meanwhile=acts, session={"text": PARAGRAPH, "pause": 0.3})
+    assert seen.code == 0 and seen.raw.count("[stopped") == 1 and "· step" not in seen.raw
+    assert seen.lines[-len(FOOT) - len(ANSWER) - 1 : -1] == ANSWER + FOOT
+
+
+def test_brought_back_from_the_background_it_draws_again_and_hushes_the_keys() -> None:
+    acts = jobs(("canvas 1 · step 1", b"\x1a"), ("[stopped", b"bg\n"), ("[in the background]", b"fg\n"),
+                ("canvas 1 · step 1", b" "), ("canvas 1 · step 2", b"c"))  # fmt: skip
+    seen = run("--visualize", "--step", shell=True, meanwhile=acts)
+    assert seen.code == 0 and seen.raw.count("[stopped") == 1
+    assert seen.raw.endswith(f"[ended: {ON}]\r\n")
+    assert seen.raw.count("?2004h") == seen.raw.count("?2004l") == 2
+
+
+def test_a_slow_step_stands_again_after_ctrl_z_and_after_a_resize() -> None:
+    def narrow(process: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        acts(process, master, raw)
+        if "[stopped" in raw and raw.rpartition("[stopped")[2].count("canvas 1 · step 1") == 1 and not sizes:
+            sizes.append(1)
+            fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 70, 0, 0))
+        if raw.rpartition("[stopped")[2].count("canvas 1 · step 1") == 2 and len(sizes) == 1:
+            sizes.append(2)
+            os.write(master, b"\x03")
+
+    sizes: list[int] = []
+    acts = jobs(("canvas 1 · step 1", b"\x1a"), ("[stopped", b"fg\n"))
+    seen = run("--visualize", "--slow", "15", shell=True, meanwhile=narrow)
+    assert sizes == [1, 2] and seen.code == 130
+
+
+@pytest.mark.parametrize("way", ["held", "unread", "held, twice"])
+def test_being_ended_waits_for_no_terminal_that_takes_nothing(way: str) -> None:
+    sent: list[float] = []
+
+    def end(process: subprocess.Popen[bytes], master: int, raw: str) -> None:
+        if "canvas 2 · step 1" in raw and not sent:  # a line is unfinished by now
+            if way != "unread":
+                os.write(master, b"\x13")
+            time.sleep(0.5)  # the next frame waits by now
+            sent.append(time.monotonic())
+            process.send_signal(signal.SIGTERM)
+            if way == "held, twice":
+                time.sleep(0.05)
+                process.send_signal(signal.SIGTERM)
+            if way == "unread":
+                process.wait(10)
+                return
+            os.set_blocking(master, True)
+
+    session = {"text": "Hi user\n" + "Hi " * 4000 if way == "unread" else PARAGRAPH, "pause": 0.05}
+    size = (300, 500) if way == "unread" else (24, 80)
+    seen = run("--visualize", "--slow", "0.05", session=session, meanwhile=end, size=size)
+    assert seen.code == 143
+    if way != "unread":
+        assert not seen.cursor_hidden and not any("· step" in line for line in seen.lines)
+
+
+def until(master: int, sign: bytes) -> None:
+    """Reads on until it comes."""
+    raw = b""
+    while sign not in raw:
+        assert select.select([master], [], [], 15)[0], raw
+        raw += os.read(master, 65536)
+
+
+def test_an_answer_bound_for_elsewhere_outlives_the_terminal() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import fake_session;"
+        f"fake_session.main('run', '-p', 'Hi', '--visualize', '--slow', '0.1', text={PARAGRAPH!r})"
+    )
+    master, slave = pty.openpty()
+    variables = os.environ | {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=slave, stdout=subprocess.PIPE, stderr=slave, env=variables,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    until(master, b"step 2 of")
+    os.close(master)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out.decode()) == (0, PARAGRAPH + "\n")
+
+
+def test_keys_come_though_every_stream_of_the_terminal_is_for_writing_alone() -> None:
+    master, slave = pty.openpty()
+    path = os.ttyname(slave)
+    code = (
+        "import os, sys\n"
+        f"os.dup2(os.open({path!r}, os.O_WRONLY | os.O_NOCTTY), 2)\n"
+        "os.dup2(os.open(os.devnull, os.O_RDONLY), 0)\n"
+        f"import fake_session; fake_session.main('run', '-p', 'Hi', '--visualize', '--step', text={PARAGRAPH!r})"
+    )
+    variables = os.environ | {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=slave, stdout=subprocess.PIPE, stderr=slave, env=variables,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    try:
+        until(master, b"step 1 of")
+        os.write(master, b"c")
+        until(master, b"2 canvases in 8 steps")
+    finally:
+        process.terminate()
+    out, _ = process.communicate(timeout=20)
+    os.close(master)
+    os.close(slave)
+    assert out.decode() == PARAGRAPH + "\n"
 
 
 def test_resizing_while_it_draws() -> None:

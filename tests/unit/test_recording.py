@@ -284,6 +284,21 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path: Path, name: st
     )
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_is_full_at_the_first_line_leaves_no_file_of_ours(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "run.jsonl"
+    if there:
+        path.touch()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(RecordingError, match="File too large"):
+            begin(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.exists() == there
+
+
 def test_a_reader_that_leaves_ends_the_recording_and_not_the_run() -> None:
     made = recordings.make()
     there, here = os.pipe()
@@ -333,6 +348,8 @@ GZIP = gzip.compress(b"other things" * 100)
     "held",
     [
         b"notes",
+        b'My notes on the "dgemma recording" format\n',
+        b'{"a": "dgemma recording"}\n',
         b"{}\n",
         GZIP,
         GZIP[:12],

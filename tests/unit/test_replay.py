@@ -306,6 +306,32 @@ def test_the_help_names_every_key() -> None:
         assert all(item in "\n".join(text(screen(helped, width, 30).rows)) for item in HELP)
 
 
+@pytest.mark.parametrize("view", ["text", "grid", "both"])
+def test_the_help_is_whole_on_a_small_terminal(view: Any) -> None:
+    helped = press(player(view=view), "?")
+    said = " ".join(text(screen(helped, 40, 11).rows))
+    assert all(word in said for item in HELP for word in item.split())
+    lowest = " ".join(text(screen(helped, 40, 3).rows))
+    assert all(item in lowest for item in ("space play, pause", "q leave", "? these lines"))
+
+
+def test_a_past_is_told_once_and_drawn_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local.ui import tape
+
+    told: list[int] = []
+    history = tape.history
+    monkeypatch.setattr(
+        tape, "history", lambda steps, position, ends: told.append(position) or history(steps, position, ends)
+    )
+    now = pressed(player(step=2), "tab")
+    for key in (".", ",", "right", ",", "left", "."):
+        screen(now, 100, 24)
+        now = press(now, key)
+    assert told == [0, 1, 0]
+    made = Tape(synthetic())
+    assert made.history(1, 3) == history(made.canvases[1], 3, made.ends) != made.history(0, 3)
+
+
 # What became of a position
 
 

@@ -7,13 +7,16 @@ The same recording and options give the same bytes.
 """
 
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from rich.cells import cell_len
 
@@ -24,16 +27,19 @@ from dgemma_local.states import Draft, Seen, follow
 from dgemma_local.ui.canvas import Row, Vocabulary
 from dgemma_local.ui.frame import BETWEEN, SIDE_BY_SIDE, Sight, View, frame, grid_width
 from dgemma_local.ui.grid import cells_a_row
-from dgemma_local.ui.page import unfinished
+from dgemma_local.ui.page import Page
 from dgemma_local.ui.palette import Theme
-from dgemma_local.ui.status import legend_height
+from dgemma_local.ui.status import TWO_ROWS, legend, legend_height
 
 STEP_SECONDS = 0.45
 CANVAS_SECONDS = 1.5  # the last step of a canvas
 HOLD_SECONDS = 3.5  # the last of all
 LEAST_HEIGHT = 3  # rows above the legend: status, one of the canvas, one between
 MOST_STATUS = 2  # rows
+MOST_TAIL = 8  # rows of earlier text above a canvas; an answer without a line break would grow with every canvas
 SUFFIXES = (".svg", ".html", ".cast", ".gif", ".png", ".txt")
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +61,17 @@ def export(recording: Recording, path: Path, options: Options) -> None:
     """Writes `path`, in the format of its suffix; a file that was there stays until the new one is whole.
 
     Raises UsageError on another suffix; RecordingError where there is nothing to draw, what draws it is not installed, or
-    the file cannot be written.
+    the file cannot be written: only a regular file is replaced.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UsageError(f"{path} cannot be exported: its ending says no format", f"end it in {' '.join(SUFFIXES)}")
+    target = _target(path)
     render: Callable[[Recording, Options], str | bytes]
     render = import_module(f"{__name__}.{suffix[1:]}").render
     made = render(recording, options)
     with _refused(path):
-        _replace(Path(os.path.realpath(path)), made if isinstance(made, bytes) else made.encode())
+        _replace(target, made if isinstance(made, bytes) else made.encode())
 
 
 def moments(recording: Recording, options: Options) -> list[Seen]:
@@ -96,14 +103,29 @@ def sight(recording: Recording, options: Options) -> Sight:
     return Sight(label=recording.header.model, vocabulary=vocabulary, view=options.view, draft=options.draft)
 
 
-def tail(recording: Recording, canvas: int) -> str:
-    """The committed text on the line that a canvas, counted from 0, goes on with."""
-    before = (
-        pieces
-        for event, pieces in zip(recording.events, recording.pieces, strict=True)
-        if isinstance(event, CanvasCommitted) and event.canvas < canvas
-    )
-    return unfinished(piece for pieces in before for piece in pieces)
+def tails(recording: Recording, width: int) -> dict[int, str]:
+    """By canvas, from 0: the committed text on the line that it goes on with, the last MOST_TAIL rows of it."""
+    found = {}
+    with Page(StringIO(), None, whole_lines=True) as page:
+        for event, pieces in zip(recording.events, recording.pieces, strict=True):
+            if isinstance(event, StepDone) and event.step == 0:
+                found[event.canvas] = _last_rows(page.tail, width)
+            elif isinstance(event, CanvasCommitted):
+                page.write(pieces)
+    return found
+
+
+def _last_rows(text: str, width: int) -> str:
+    """Cut where a row ends, as far as a character takes a cell: what stands in a column stays there."""
+    rows = -(-max(0, len(text) - MOST_TAIL * width) // width)
+    return text[rows * width :]
+
+
+def sampled(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def durations(seen: Sequence[Seen], seconds: float) -> list[float]:
@@ -112,13 +134,35 @@ def durations(seen: Sequence[Seen], seconds: float) -> list[float]:
     return [*after, HOLD_SECONDS]
 
 
-def drawn(recording: Recording, options: Options, width: int, most: int) -> list[tuple[Seen, list[Row]]]:
-    """Every wanted moment with its rows, `width` cells wide, all of one height: the tallest's, and never above `most`."""
+def drawn(
+    recording: Recording, options: Options, width: int, most: int, frames: int | None = None
+) -> list[tuple[Seen, list[Row]]]:
+    """Every wanted moment with its rows, `width` cells wide, all of one height: the tallest's, and never above `most`.
+
+    frames: at most so many moments, evenly spread; None: all.
+    """
     seen = moments(recording, options)
-    tails = {canvas: tail(recording, canvas) for canvas in {each.canvas for each in seen}}
-    wanted = sight(recording, options)
-    height = options.height or _height(seen, tails, wanted, width, most)
-    return list(zip(seen, _frames(seen, tails, wanted, width, min(height, most)), strict=True))
+    seen = seen if frames is None else sampled(seen, frames)
+    before, wanted = tails(recording, width), sight(recording, options)
+    if options.height is None and wanted.view == "text":
+        return list(zip(seen, _cut(seen, before, wanted, width, most), strict=True))
+    height = options.height or _height(seen, before, wanted, width, most)
+    return list(zip(seen, _frames(seen, before, wanted, width, min(height, most)), strict=True))
+
+
+def _cut(seen: Sequence[Seen], tails: Mapping[int, str], wanted: Sight, width: int, most: int) -> Iterable[list[Row]]:
+    """Text, drawn once with all the room there is, and cut behind the tallest."""
+    below = legend_height(width, most)
+    bodies = []
+    for rows in _frames(seen, tails, wanted, width, most):
+        body = rows[: len(rows) - below]
+        bodies.append(body[: _filled(body)])
+    height = _least(max(map(len, bodies)), 0, width, most)
+    if height < TWO_ROWS:  # the numbers take one
+        return _frames(seen, tails, wanted, width, height)
+    foot = legend(width, legend_height(width, height), grid=False)
+    room = height - len(foot)
+    return ([*body, *([] for _ in range(room - len(body))), *foot] for body in bodies)
 
 
 def _frames(
@@ -141,8 +185,12 @@ def _height(seen: Sequence[Seen], tails: Mapping[int, str], wanted: Sight, width
     wanted = replace(wanted, view="grid" if wanted.view == "grid" else "text")
     below = legend_height(room, most)
     tallest = max(_filled(rows[: len(rows) - below]) for rows in _frames(seen, tails, wanted, room, most))
-    # below its text a grid gets no more than half
-    return max(LEAST_HEIGHT, tallest + 1 + grid, MOST_STATUS + 2 * grid) + legend_height(width, most)
+    return _least(tallest, grid, width, most)
+
+
+def _least(tallest: int, grid: int, width: int, most: int) -> int:
+    """Rows of a frame with so many above a grid of so many, which gets no more than half."""
+    return min(most, max(LEAST_HEIGHT, tallest + 1 + grid, MOST_STATUS + 2 * grid) + legend_height(width, most))
 
 
 def _filled(rows: list[Row]) -> int:
@@ -173,8 +221,21 @@ def _refused(path: Path) -> Iterator[None]:
         raise RecordingError(f"{path} cannot be written: {error.strerror}", "give another file to --export") from None
 
 
+def _target(path: Path) -> Path:
+    """The file behind links. Raises RecordingError where something is there that is not one: a device, a pipe, a folder."""
+    real = Path(os.path.realpath(path))
+    with _refused(path):
+        try:
+            mode = real.stat().st_mode
+        except FileNotFoundError:
+            return real
+    if not stat.S_ISREG(mode):
+        raise RecordingError(f"{path} cannot be written: it is no regular file", "give another file to --export")
+    return real
+
+
 def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".dgemma-{os.getpid()}")  # short, however long the name
     try:
         beside.write_bytes(data)
         beside.replace(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from dgemma_local.events import CanvasCommitted, StepDone
 from dgemma_local.recording import Recording
 from dgemma_local.states import HELD, Seen, State, follow, shown, summary
-from dgemma_local.ui.canvas import CONTROL, END, HIDDEN, NEWLINE, Vocabulary, signs
+from dgemma_local.ui.canvas import CONTROL, END, HIDDEN, NEWLINE, Vocabulary, shortened, signs
 from dgemma_local.ui.export import Options, moments, sight
 from dgemma_local.ui.palette import GROUND, MARKS, SHADES, Chrome, Colour, Ink, Look, Theme, look, shade
 from dgemma_local.ui.status import SHORTEST_WINDOW
@@ -129,7 +129,7 @@ class _Words:
             found = self._places[token] = len(self.texts)
             self.texts.append(_clean(self._vocabulary.glyph(token)) or CONTROL)
             if self._vocabulary.control(token) or token in self._vocabulary.ends:
-                self.names[found] = _clean(self._vocabulary.text(token))
+                self.names[found] = _clean(shortened(self._vocabulary.text(token)))
         return found
 
     def places(self, tokens: Sequence[int]) -> list[int]:

@@ -146,6 +146,17 @@ def _fitting(width: int, height: int, digits: int) -> "FreeTypeFont | None":
     return None
 
 
+def most_lines(columns: int, size: int) -> int:
+    """Rows of so many cells that an image of MOST_PIXELS has room for; size: of the font, in pixels."""
+    face = Face(size)
+    margin = 2 * _margin(face)
+    return (MOST_PIXELS // (margin + columns * face.width) - margin) // face.height
+
+
+def _margin(face: Face) -> int:
+    return face.width * 3 // 2
+
+
 class Colours:
     """Indices of a palette: of every colour on every ground, and of the steps between the two."""
 
@@ -191,7 +202,7 @@ class Sheet:
 
         self.face = Face(size)
         self.theme = theme
-        self.margin = self.face.width * 3 // 2
+        self.margin = _margin(self.face)
         self.columns, self.lines = columns, lines
         self.size = (2 * self.margin + columns * self.face.width, 2 * self.margin + lines * self.face.height)
         if self.size[0] * self.size[1] > MOST_PIXELS:

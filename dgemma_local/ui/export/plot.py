@@ -101,10 +101,10 @@ def plot(recording: Recording, options: Options) -> "Image":
 
 
 def _title(recording: Recording, found: Sequence[Point]) -> str:
-    canvases = len({point.canvas for point in found})
+    canvases, length = len({point.canvas for point in found}), recording.header.canvas_length
     return (
         f"{recording.header.model} · seed {recording.header.seed} · {len(found):,} step{'s' * (len(found) > 1)} "
-        f"of {canvases:,} canvas{'es' * (canvases > 1)} of {recording.header.canvas_length:,} positions"
+        f"of {canvases:,} canvas{'es' * (canvases > 1)} of {length:,} position{'s' * (length > 1)}"
     )
 
 
@@ -159,7 +159,7 @@ class _Plot:
 
     def _grid(self) -> None:
         for scale in (self.nats, self.places):
-            for value in ticks(scale):
+            for value in ticks(scale, whole=scale is self.places):
                 self._stroke([(LEFT, round(scale.at(value))), (RIGHT, round(scale.at(value)))], self.faint, 1)
         for middle in (THAWS, REPLACEMENTS):
             self._stroke([(LEFT, middle), (RIGHT, middle)], self.faint, 1)
@@ -208,7 +208,7 @@ class _Plot:
             (self.places, ACCEPTED[0], "accepted positions"),
         ):
             self._write(LEFT, top + _NAME, name, self.text, "lm")
-            for value in ticks(scale):
+            for value in ticks(scale, whole=scale is self.places):
                 self._write(LEFT - _MARGIN, scale.at(value), f"{value:,g}", self.text, "rm")
         for middle, name in ((THAWS, "thaws"), (REPLACEMENTS, "replaced"), (STEPS, "step"), (CANVASES, "canvas")):
             self._write(LEFT - _MARGIN, middle, name, self.text, "rm")
@@ -237,7 +237,8 @@ class _Plot:
             (self.thaws, f"thaws {sum(point.thaws for point in self.found):,}"),
             (self.replacements, f"replacements {sum(point.replacements for point in self.found):,}"),
         ):
-            self.pen.rectangle((left, _LEGEND - 8, left + 16, _LEGEND + 8), colour)
+            edge = self.entropy if colour == self.band else colour  # the band is faint
+            self.pen.rectangle((left, _LEGEND - 8, left + 16, _LEGEND + 8), colour, edge, _LINE // 2)
             self._write(left + 28, _LEGEND, name, self.text, "lm")
             left += 28 + self.face.width * (len(name) + 3)
 
@@ -257,9 +258,9 @@ class _Plot:
         self.pen.text((x, y), text, colour, self.face.bold if bold else self.face.regular, anchor=anchor)
 
 
-def ticks(scale: Scale) -> list[float]:
-    """The numbers of an axis, its last among them."""
-    gap = _gap(scale.most)
+def ticks(scale: Scale, *, whole: bool = False) -> list[float]:
+    """The numbers of an axis, its last among them. whole: it counts something."""
+    gap = max(_gap(scale.most), 1.0 if whole else 0.0)
     found = [gap * i for i in range(math.ceil(scale.most / gap)) if scale.most - gap * i > 0.6 * gap]
     return [*found, scale.most]
 

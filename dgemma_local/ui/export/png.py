@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dgemma_local.errors import RecordingError
 from dgemma_local.recording import Recording
 from dgemma_local.ui.export import Options, drawn, moments
-from dgemma_local.ui.export.pixels import MOST_COLUMNS, WIDTHS, Sheet, between, broadest, inks, needed
+from dgemma_local.ui.export.pixels import MOST_COLUMNS, WIDTHS, Sheet, between, broadest, inks, most_lines, needed
 from dgemma_local.ui.export.plot import plot
 from dgemma_local.ui.palette import GROUND, Chrome, Ink, Theme, look
 
@@ -38,7 +38,8 @@ def _canvas(recording: Recording, options: Options) -> "Image":
     step = moments(recording, options)[-1].step
     assert step is not None  # a moment is of a step
     one = replace(options, canvas=step.canvas + 1, step=step.step + 1)
-    rows = drawn(recording, one, width, options.height or MOST_ROWS[options.view])[0][1]
+    most = options.height or min(MOST_ROWS[options.view], most_lines(width, FONT))
+    rows = drawn(recording, one, width, most)[0][1]
     sheet = Sheet(options.width or broadest([rows]), len(rows), inks([rows]), options.theme, FONT)
     image = sheet.draw(rows)
     image.putpalette(sheet.colours.table)

@@ -9,22 +9,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import accumulate, groupby, pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from dgemma_local.recording import Recording
 from dgemma_local.states import Seen, State, summary
 from dgemma_local.ui.canvas import CONTROL, Row, signs
-from dgemma_local.ui.export import Options, drawn, durations, outcome
+from dgemma_local.ui.export import Options, drawn, durations, moments, outcome
 from dgemma_local.ui.palette import GROUND, Colour, Ink, Look, Theme, look
 
 WIDTH = 80  # cells
 MOST_ROWS = 64
 MOST_FRAMES = 64
+MOST_TOLD = 10_000  # characters of the answer in the description
 COLUMN, LINE, LETTER, MARGIN = 9, 22, 15, 18  # px; a monospaced letter of 15 px is 9 wide
 BASELINE = 16  # px under the top of its line
 EDGE: dict[Theme, Colour] = {"dark": (48, 54, 61), "light": (208, 215, 222)}
-
-Item = TypeVar("Item")
 
 
 class Cell(NamedTuple):
@@ -47,8 +46,7 @@ class Span(NamedTuple):
 def render(recording: Recording, options: Options) -> str:
     """The whole file. Raises RecordingError where there is no step to draw."""
     width = options.width or WIDTH
-    every = drawn(recording, options, width, options.height or MOST_ROWS)
-    shown = sampled(every, MOST_FRAMES)
+    shown = drawn(recording, options, width, options.height or MOST_ROWS, MOST_FRAMES)
     seen = [each for each, _rows in shown]
     spans = _spans([_cells(rows, options.theme) for _seen, rows in shown])
     names = {
@@ -60,19 +58,12 @@ def render(recording: Recording, options: Options) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" role="img" '
         'aria-labelledby="title desc">\n'
-        f"{_words(recording, seen, len(every))}"
+        f"{_words(recording, seen, len(moments(recording, options)))}"
         f"<style>\n{_style(names, options.theme)}{motion}</style>\n"
         f'<rect x=".5" y=".5" width="{wide - 1}" height="{high - 1}" rx="8" fill="{_hex(GROUND[options.theme])}" '
         f'stroke="{_hex(EDGE[options.theme])}"/>\n'
         f"{_drawing(spans, classes, names, len(shown))}{_track(ticks, classes, wide, high, options.theme)}</svg>\n"
     )
-
-
-def sampled(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many, evenly spread, the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def xml(text: str) -> str:
@@ -116,10 +107,17 @@ def _words(recording: Recording, seen: Sequence[Seen], steps: int) -> str:
     """Title and description, for who does not see the picture."""
     said = f"all {steps}" if len(seen) == steps else f"{len(seen)} of {steps}"
     told = f"{said} denoising steps, one after the other; of the whole run: {summary(outcome(recording))}"
+    answer = recording.text
+    answer = answer if len(answer) <= MOST_TOLD else answer[:MOST_TOLD] + "…"
     return (
-        f'<title id="title">{xml(recording.header.model)}: canvases of {recording.header.canvas_length} tokens, step by step</title>\n'
-        f'<desc id="desc">{xml(told)}. {xml(recording.text)}</desc>\n'
+        f'<title id="title">{xml(_seen_signs(recording.header.model))}: canvases of {recording.header.canvas_length} tokens, step by step</title>\n'
+        f'<desc id="desc">{xml(told)}. {xml(_seen_signs(answer))}</desc>\n'
     )
+
+
+def _seen_signs(text: str) -> str:
+    """Nothing that is invisible, or turns the order of what is around it."""
+    return "".join(sign for sign, _cells in signs(text))
 
 
 def _style(names: dict[Look, str], theme: Theme) -> str:

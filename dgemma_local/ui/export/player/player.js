@@ -165,6 +165,7 @@ function drawPanel() {
   const i = now.looked ?? now.picked;
   $("history").hidden = i === null;
   $("nobody").hidden = i !== null;
+  $("let-go").hidden = now.picked === null;
   $("panel").classList.toggle("open", now.picked !== null);
   if (i === null) return;
   $("position").textContent = `Position ${i + 1}`;
@@ -409,7 +410,9 @@ for (const side of sides) {
   });
   side.addEventListener("pointerleave", () => look(null));
   side.addEventListener("focusin", (event) => look(Number(placeOf(event).dataset.place)));
-  side.addEventListener("focusout", () => look(null));
+  side.addEventListener("focusout", (event) => {
+    if (!$("panel").contains(event.relatedTarget)) look(null); // it would vanish under the focus
+  });
   side.addEventListener("click", (event) => {
     if (!placeOf(event)) return;
     const i = Number(placeOf(event).dataset.place);
@@ -418,11 +421,15 @@ for (const side of sides) {
   });
 }
 
+$("panel").addEventListener("focusout", (event) => {
+  if (!$("panel").contains(event.relatedTarget)) look(null);
+});
+
 // ---- the page
 
 function begin() {
   document.title = `${data.model}, every step`;
-  $("model").textContent = data.model;
+  $("model").textContent = $("model").title = data.model; // a long one is cut
   $("about").textContent = data.about;
   $("summary").textContent = `whole run: ${data.summary}`;
   $("notice").hidden = data.notice === null;
@@ -444,7 +451,11 @@ function begin() {
   $("step-on").addEventListener("click", KEYS["."]);
   $("canvas-back").addEventListener("click", canvasBack);
   $("canvas-on").addEventListener("click", KEYS["]"]);
-  $("let-go").addEventListener("click", () => pick(null));
+  $("let-go").addEventListener("click", () => {
+    const held = now.picked;
+    pick(null);
+    focus(inView().children[held]); // the button is gone
+  });
   $("theme").addEventListener("click", otherTheme);
   $("help-open").addEventListener("click", KEYS["?"]);
   $("scrub").addEventListener("input", () => go(Number($("scrub").value)));
