@@ -12,8 +12,8 @@ With A(k) the positions accepted at step k of a canvas:
     past the end   behind an end token that is settled, whatever else it is: it is cut from the answer
 
 A *correction* is a committed token of the answer that differs from one its position held while it was accepted; a thaw
-that comes back to the same token is none. Thaws, replacements and corrections are counted up to the end of the answer; entropies and the number of
-accepted positions are the whole canvas's, as the model's own stopping rule has them.
+that comes back to the same token is none. Thaws, replacements and corrections are counted up to the end of the answer;
+entropies and the number of accepted positions are the whole canvas's, as the model's own stopping rule has them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
