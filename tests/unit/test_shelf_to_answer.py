@@ -88,7 +88,7 @@ def test_planned_fetched_loaded_asked(
         "100",
         "--verbose",
     )
-    assert found.exit_code in (0, 9), found.output  # a random model may end at once
+    assert found.exit_code in (0, 9, 17, 18), found.output  # a random model may end at once
     assert "fits: " in found.stderr
     assert "checksum of the stored bytes: " in found.stderr and "left out" not in found.stderr
     kind = "fp8" if scheme == "fp8" else "nvfp4"
