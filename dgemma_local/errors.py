@@ -15,7 +15,8 @@
     ├── BenchRefused               13   a benchmark whose figures would mean nothing: a failed self-test, runs that differ
     ├── EndpointError              14   a server to compare with does not answer as vLLM does
     ├── RecordingError             15   a file that is no recording, or one that cannot be written or exported
-    └── ThoughtOnly                16   the model finished, and all of it is thought
+    ├── ThoughtOnly                16   the model finished, and all of it is thought
+    └── InstallationError          20   a package that this needs cannot be imported
 
     17 an answer that was cut at a limit, 18 one with canvases that did not converge (`outcomes`): there is text, no error.
     19 `doctor` found something broken.
@@ -201,6 +202,16 @@ class ThoughtOnly(DgemmaError):
     means = "generation ended, and all of it is thought"
     why = "a question that takes longer to think over than `--max-tokens` lasts"
     cure = "raise `--max-tokens`, give `--think-tokens N`, or leave `--think` out"
+
+
+class InstallationError(DgemmaError):
+    """A package that everything needs is broken."""
+
+    exit_code = 20
+    word = "installation"
+    means = "a package that this needs cannot be imported"
+    why = "an installation that broke off, a torch for another driver or Python"
+    cure = "`dgemma doctor` says which and how"
 
 
 # How a process ends where nothing went wrong with the program: code, what it means, why, what to do about it.

@@ -9,9 +9,14 @@ import threading
 from importlib import import_module
 from types import FrameType
 
+from dgemma_local.errors import InstallationError
+
 
 def import_torch() -> None:
-    """Raises KeyboardInterrupt where Ctrl-C came meanwhile; a second one ends the process at once."""
+    """Raises KeyboardInterrupt where Ctrl-C came meanwhile, InstallationError where it cannot be imported.
+
+    A second Ctrl-C ends the process at once.
+    """
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -25,6 +30,11 @@ def import_torch() -> None:
         signal.signal(signal.SIGINT, note)
     try:
         import_module("torch")
+    except Exception as error:  # whatever a broken installation raises
+        what = " ".join(str(error).split())
+        raise InstallationError(
+            f"torch cannot be imported: {type(error).__name__}: {what}", "`dgemma doctor` says what is broken here"
+        ) from None
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

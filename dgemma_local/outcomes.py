@@ -5,7 +5,7 @@ Several may be true of one answer. The one that keeps a reader furthest from wha
     refused         11   the plan of the memory had no room; nothing ran
     numeric          8   NaN or infinity: canvas, step and layer are named, nothing of that step is shown
     interrupted    130   Ctrl-C; what was committed stands
-    empty            9   nothing for the reader, after an empty first canvas was tried once more
+    empty            9   nothing for the reader, no limit has cut it, and an empty first canvas was tried once more
     thought only    16   all of it is thought
     token limit     17   cut at --max-tokens, or where the context has no room for another canvas
     not converged   18   whole, but so many canvases were committed when their steps ran out
@@ -114,17 +114,22 @@ def verdict(record: Ended) -> Verdict:
     most = _count(record.start.steps, "step")
     apart = f"{len(late)} of {_count(total, 'canvas', 'canvases')} did not converge in {most}" if late else ""
     if finished.reason in ("budget", "context"):
-        where, cure = (
-            (f"stopped at --max-tokens {record.start.max_tokens}", "raise it for the rest")
-            if finished.reason == "budget"
-            else ("stopped: the context has no room for another canvas", "plan for a longer one (--context)")
-        )
-        return Verdict(Outcome.TOKEN_LIMIT, f"{where}, and {apart}" if late else where, cure)
+        return _cut(record, finished, apart)
     if late:
         return Verdict(Outcome.NOT_CONVERGED, f"not converged: {apart}", "raise --steps, or give another --seed")
     return Verdict(
         Outcome.COMPLETE, f"complete: {_count(len(finished.tokens), 'token')} in {_count(total, 'canvas', 'canvases')}"
     )
+
+
+def _cut(record: Ended, finished: Finished, also: str) -> Verdict:
+    """At a limit; `also` is true as well, if it says anything."""
+    where, cure = (
+        (f"stopped at --max-tokens {record.start.max_tokens}", "raise it for the rest")
+        if finished.reason == "budget"
+        else ("stopped: the context has no room for another canvas", "plan for a longer one (--context)")
+    )
+    return Verdict(Outcome.TOKEN_LIMIT, f"{where}, and {also}" if also else where, cure)
 
 
 def _without_answer(record: Ended, finished: Finished) -> Verdict:
@@ -144,6 +149,8 @@ def _without_answer(record: Ended, finished: Finished) -> Verdict:
             )
         what = f"all {len(finished.tokens)} tokens went into the thought, none into an answer"
         return Verdict(Outcome.THOUGHT_ONLY, what, cure)
+    if finished.reason in ("budget", "context"):
+        return _cut(record, finished, "nothing of it is for a reader")
     return Verdict(
         empty, "the model ended its turn without an answer", "ask for a whole sentence, or give another --seed"
     )

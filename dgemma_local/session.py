@@ -23,7 +23,7 @@ from dgemma_local.channels import AnswerDecoder, is_blank, opens_channel
 from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
 from dgemma_local.engine import Conversation, never
-from dgemma_local.errors import UsageError
+from dgemma_local.errors import DoesNotFit, KernelCrash, UsageError
 from dgemma_local.events import Event
 from dgemma_local.interrupts import Flag
 from dgemma_local.layout import Options
@@ -111,7 +111,8 @@ class Session:
         the answer follows; None lets it take all. A first canvas with nothing for a reader begins anew once (`Retried`).
 
         Ctrl-C ends it after the running step, with Finished("interrupted"); a second one at once. Raises UsageError on
-        numbers out of range, PromptError on a prompt longer than the context, NumericalError on NaN.
+        numbers out of range, PromptError on a prompt longer than the context, NumericalError on NaN, DoesNotFit where
+        memory runs out all the same, KernelCrash where the card gives up.
         """
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"the seed {seed} is out of range", "give a whole number from 0 to 18446744073709551615")
@@ -129,7 +130,7 @@ class Session:
         noise = PhiloxNoise(seed, model.canvas_length, self.tokenizer.vocab_size, model.device)
         prompt = self.prompt(messages, thinking=thinking)
         self.pressed.clear()
-        with _ctrl_c(self.pressed):
+        with _ctrl_c(self.pressed), _memory_told():
             yield from self.conversation.answer(
                 prompt,
                 config,
@@ -298,6 +299,24 @@ def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
         seconds = time.perf_counter() - start
         logged.take(event, seconds)
         yield event, seconds
+
+
+@contextmanager
+def _memory_told() -> Iterator[None]:
+    """What the card, or the computer, could not give becomes an error with a cure."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        what = " ".join(str(error).split()).partition(". ")[0]
+        raise DoesNotFit(
+            f"memory ran out while answering{f': {what}' if what else ''}",
+            "plan for a shorter --context, or end what else holds it (`dgemma doctor` says who)",
+        ) from None
+    except torch.AcceleratorError as error:
+        what = " ".join(str(error).split()).partition(". ")[0]
+        raise KernelCrash(
+            f"the card gave up while answering: {what}", "run again with DGEMMA_OPS=torch, and see `dgemma doctor`"
+        ) from None
 
 
 @contextmanager

@@ -154,6 +154,9 @@ class Tokenizer:
         max_tokens is the context's size: PromptError at once where even the longest tokens would not bring the messages
         below it, since encoding a long text takes long. None, or a prompt that passes: not compared.
         """
+        for message in messages:
+            if not isinstance(message["content"], str):  # transformers takes lists of parts there, images among them
+                raise PromptError("a message holds something other than text", "give text alone: images are not read")
         size = sum(_bytes(message["content"]) for message in messages)
         if max_tokens is not None and size > max_tokens * self.longest:
             raise PromptError(

@@ -1,5 +1,6 @@
 """Every command's help is a page that teaches: examples that parse, groups of options, where things go, exit codes."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -100,3 +101,33 @@ def test_help_imports_no_torch(words: tuple[str, ...]) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
     assert found.returncode == 0 and found.stderr == b"" and b"Usage" in found.stdout
+
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES_OF_TEXT = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of its indented blocks that call dgemma, without the variables before and the words behind them."""
+    lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("    ")]
+    return [
+        found[0]
+        for line in lines
+        if (found := re.search(r"\bdgemma .*", line)) and re.match(r"([A-Z_]+=\S+ )*dgemma ", line)
+    ]
+
+
+def test_every_command_of_the_texts_parses() -> None:
+    lines = [line for page in PAGES_OF_TEXT for line in commands_of(page)]
+    assert len(lines) > 30
+    for line in lines:
+        if "…" not in line and line.split("#")[0].split() != ["dgemma", "models"]:  # of the group itself
+            parsed(line.split(" #")[0].split(" <")[0])
+
+
+def test_thinking_left_out_is_not_sold_as_faster() -> None:
+    """A model that may not think answers with blanks more often, and takes its canvases all the same."""
+    pages = [page.read_text(encoding="utf-8") for page in PAGES_OF_TEXT] + [shown(*words.split()) for words in COMMANDS]
+    for sentence in (sentence for page in pages for sentence in re.split(r"(?<=[.:|])\s", page)):
+        if re.search(r"\bthink", sentence, re.IGNORECASE):
+            assert not re.search(r"\b(fast|faster|quick|quicker|speed)\b", sentence, re.IGNORECASE), sentence

@@ -112,3 +112,19 @@ def test_a_flag_is_raised_by_a_handler_that_comes_while_its_own_thread_is_in_it(
     assert depth == 3 and not flag.is_set()
     flag.set()
     assert flag.is_set()
+
+
+def test_a_torch_that_is_broken_is_an_error_with_a_cure(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13:\\n cannot open shared object file')")
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-m", "dgemma_local", "run", "-p", "Hi", "-m", "demo"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])},
+    )
+    assert (done.returncode, done.stdout) == (20, "")
+    assert done.stderr.splitlines() == [
+        "error: torch cannot be imported: OSError: libcudart.so.13: cannot open shared object file",
+        "  fix: `dgemma doctor` says what is broken here",
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import scripted
+import torch
 from scripted import LENGTH, STEPS, Says, canvases, model_of, says
 from small_tokenizer import small
 from typer.testing import CliRunner
@@ -31,6 +32,7 @@ from dgemma_local.ui.page import Page
 
 CLOSE = small().special.channel_close
 ENDS = (1, 106, 50)
+PAD = 0
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 EMPTY, BLANK = says("<turn|>"), says("\n<turn|>")
 THOUGHT = "<|channel>thought\n"
@@ -179,8 +181,11 @@ def test_the_worst_of_what_is_true_counts(reason: FinishReason, converged: bool,
     record.text |= {"answer": text, "thought": thought}
     true = {Outcome.COMPLETE}
     true |= {Outcome.INTERRUPTED} if reason == "interrupted" else set()
-    true |= set() if text.strip() else {Outcome.EMPTY}
-    true |= {Outcome.TOKEN_LIMIT} if reason in ("budget", "context") else set()
+    cut = reason in ("budget", "context")
+    true |= (
+        set() if text.strip() or (cut and not thought.strip()) else {Outcome.EMPTY}
+    )  # what a limit cut is no empty answer
+    true |= {Outcome.TOKEN_LIMIT} if cut else set()
     true |= set() if converged else {Outcome.NOT_CONVERGED}
     want = next(each for each in ORDER if each in true)
     if want is Outcome.EMPTY and thought.strip() and reason != "stop":
@@ -325,12 +330,32 @@ def test_it_is_tried_once_more_with_other_noise_and_no_end_up_to_there(blank: st
 
     (zero, free, first), (again, held, second) = model_of(session).asked[:2]
     assert (zero, again, free.banned, held.pinned) == (0, 0, (), ())
-    assert (held.banned, held.below) == (ENDS, below)
+    assert (held.banned, held.below) == ((*ENDS, PAD), below)
     ours, other = first.canvas(0), second.canvas(0)
     assert not ours.equal(other) and steps_of(events[at:], 0)[0].fed == tuple(other.tolist())
     assert isinstance(events[-1], Finished)
     assert events[-1].steps == sum(isinstance(event, StepDone) for event in events)
     assert not set(events[-1].tokens[:below]) & set(ENDS)
+
+
+@pytest.mark.parametrize("blank", ["\n\n", "<pad>", "   "])
+def test_so_is_one_without_an_end_whatever_the_budget(blank: str) -> None:
+    for asked in ({}, {"max_tokens": 3}):
+        session = scripted.session(says(blank), says("Hi<turn|>"))
+        events = events_of(session, **asked)
+        assert [event for event in events if isinstance(event, Retried)] == [Retried(canvas=0, reason="empty", steps=2)]
+        held = model_of(session).asked[1][1]
+        assert (held.banned, held.below) == ((*ENDS, PAD), 1)
+
+
+@pytest.mark.parametrize("reason", ["budget", "context"])
+def test_nothing_to_read_before_a_limit_is_the_limits_doing(reason: FinishReason) -> None:
+    record = record_of(scripted.session(says("Hi<turn|>")))
+    assert record.finished is not None
+    record.finished = replace(record.finished, reason=reason)
+    record.text |= {"answer": " ", "thought": ""}
+    found, line = outcome(record)
+    assert found is Outcome.TOKEN_LIMIT and "nothing of it is for a reader" in line
 
 
 def test_where_the_model_insists_on_its_end_the_next_best_word_stands_there() -> None:
@@ -363,7 +388,6 @@ def test_once_is_enough(run: Any) -> None:
         [says(f"{THOUGHT}Hi<turn|>")],
         [says("<|tool_call>call<tool_call|><turn|>")],
         [says("Hi"), EMPTY],
-        [says("\n\n"), EMPTY],
     ],
 )
 def test_what_has_something_to_read_or_is_not_the_first_is_not(script: list[Says]) -> None:
@@ -587,3 +611,41 @@ def test_what_is_read_back_is_checked(tmp_path: Path, line: int, name: str, valu
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     recording = open_recording(path)
     assert recording.notice is not None and said in recording.notice and len(recording.events) == line - 1
+
+
+# ── what breaks off in the middle ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "outcome", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB."), 11, "refused", "memory ran out"),
+        (MemoryError(), 11, "refused", "memory ran out"),
+        (
+            torch.AcceleratorError("CUDA error: an illegal memory access was encountered. More"),
+            12,
+            None,
+            "the card gave up",
+        ),
+    ],
+)
+@pytest.mark.parametrize("when", [0, 2])
+def test_what_the_card_cannot_give_is_an_error_with_a_cure(
+    run: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, outcome: str | None, said: str, when: int
+) -> None:
+    session = scripted.session(says("Hi<turn|>"))
+    model = model_of(session)
+    whole = model.denoising
+
+    def breaks(*given: Any) -> Any:
+        for i, canvas in enumerate(whole(*given)):
+            if i >= min(when, 1):
+                raise error
+            yield canvas
+
+    monkeypatch.setattr(model, "denoising", breaks)
+    found = run(session, "--json")
+    assert found.exit_code == code
+    assert found.stderr.splitlines()[-2].startswith(f"error: {said}") and "  fix: " in found.stderr.splitlines()[-1]
+    last = json.loads(found.stdout.splitlines()[-1])
+    assert (last["event"], last["outcome"], last["exit_code"]) == ("failed", outcome, code)

@@ -360,3 +360,11 @@ def test_each_id_is_decoded_once() -> None:
         stream.feed((i,))
     stream.close()
     assert counting.decoded == len(ids)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    """An image that is left out unsaid would be answered by invention."""
+    part: Any = [{"type": "image", "url": "photo.png"}, {"type": "text", "text": "What is this?"}]
+    with pytest.raises(PromptError, match="other than text") as refused:
+        small().prompt([{"role": "user", "content": part}])
+    assert "images are not read" in refused.value.fix
