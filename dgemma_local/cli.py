@@ -24,6 +24,7 @@ from dgemma_local.errors import INTERRUPTED, OTHER_WORDS, DgemmaError, UsageErro
 from dgemma_local.streams import lost, prepare, say
 
 LONGEST_LINE = 400  # characters of an error
+LOGGED = frozenset({"run", "chat", "bench"})  # commands that write to DGEMMA_LOG; the others do without it
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, of which typer carries a copy of its own
@@ -41,6 +42,8 @@ class Commands(TyperGroup):
         found = super().resolve_command(ctx, args)
         if found[0] not in preferences.WITHOUT and not ctx.resilient_parsing:
             try:
+                if found[0] in LOGGED:
+                    logs.start()
                 ctx.default_map = preferences.defaults(self)
             except DgemmaError:
                 if not {"-h", "--help"} & {*args}:  # help is given whatever the file says
@@ -49,7 +52,6 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            logs.start()
             try:
                 found = super().invoke(ctx)
             finally:

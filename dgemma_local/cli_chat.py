@@ -1,7 +1,6 @@
 """`dgemma chat`: flags in, a conversation, its files in the user's state folder."""
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dgemma_local.chat.conversation import MOST_TOKENS
 from dgemma_local.cli_bench import Device, Dtype
 from dgemma_local.cli_chat_model import Opened
 from dgemma_local.cli_models import AUTO, LARGEST_VRAM, WithPrefer
@@ -50,7 +50,13 @@ def chat(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", min=1, metavar="N", help="Of an answer with its thought. Default: 1024."),
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            max=MOST_TOKENS,
+            metavar="N",
+            help="Of an answer with its thought. Default: 1024.",
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -112,7 +118,7 @@ def chat(
         return
     if system is not None:
         prompt.check(system, "--system")
-    begun = _resumed(name, folder) if resume else None
+    saved = begun = _resumed(name, folder) if resume else None
     given: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens, "steps": steps, "thinking": think or None}
     begun = _with_flags(begun or _new(folder), {key: value for key, value in given.items() if value is not None})
     if system is not None:
@@ -133,17 +139,21 @@ def chat(
         preset=preset.value if preset else None,
     )
     opened = Opened(model or begun.model or AUTO, wishes, prefer)
-    code = _talk(replace(begun, model=opened.name), opened, None if no_save else home, visualize, resumed=resume)
+    begun = replace(begun, model=opened.name)
+    code = _talk(begun, saved, opened, None if no_save else home, visualize)
     if code:
         raise typer.Exit(code)
 
 
-def _talk(begun: "Conversation", opened: Opened, home: Path | None, visualize: bool, *, resumed: bool) -> int:
+def _talk(
+    begun: "Conversation", saved: "Conversation | None", opened: Opened, home: Path | None, visualize: bool
+) -> int:
+    """saved: what was gone on with, as its file holds it; None: a new one. Returns the exit code."""
     from dgemma_local.chat import store
     from dgemma_local.registry import table
     from dgemma_local.ui import DEMO
     from dgemma_local.ui.chat import run
-    from dgemma_local.ui.chat_input import Piped, on_terminal, typed
+    from dgemma_local.ui.chat_input import on_terminal, piped, typed
     from dgemma_local.ui.chat_turn import Chat, recap
     from dgemma_local.ui.terminal import stderr
 
@@ -163,10 +173,11 @@ def _talk(begun: "Conversation", opened: Opened, home: Path | None, visualize: b
     chat = Chat(
         conversation=begun,
         model=opened,
-        source=Piped(sys.stdin.buffer) if scripted else typed(history, names),
+        source=piped() if scripted else typed(history, names),
         terminal=terminal,
         draw=secrets.randbelow,
         folder=folder,
+        saved=saved,
         scripted=scripted,
         visualize=visualize,
     )
@@ -175,7 +186,7 @@ def _talk(begun: "Conversation", opened: Opened, home: Path | None, visualize: b
     chat.say(opened.name + ("" if scripted else " · /help lists the commands, Ctrl-D leaves"))
     if home is None:
         chat.say("this conversation is not saved")
-    if resumed and begun.turns:
+    if saved and begun.turns:
         recap(chat)
     return run(chat)
 
@@ -190,8 +201,12 @@ def _new(folder: Path | None) -> "Conversation":
 
 
 def _resumed(name: str | None, folder: Path | None) -> "Conversation | None":
-    """What is gone on with; a damaged file is one line. Raises UsageError: nothing of that name."""
+    """What is gone on with; a damaged file is one line.
+
+    Raises UsageError: nothing of that name; it is damaged, and nobody is there to see that another one begins.
+    """
     from dgemma_local.chat import store
+    from dgemma_local.ui.chat_input import on_terminal
 
     if folder is None:
         raise UsageError("there is no folder to resume from", "set XDG_STATE_HOME to a folder, or HOME")
@@ -199,6 +214,8 @@ def _resumed(name: str | None, folder: Path | None) -> "Conversation | None":
         try:
             return store.load(name, folder)
         except store.Damaged as error:
+            if not on_terminal():
+                raise UsageError(str(error), "resume another one: `dgemma chat --list` shows them") from None
             say(f"{error}; a new conversation begins")
             return None
     for found in store.listed(folder):

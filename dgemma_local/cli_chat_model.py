@@ -22,11 +22,19 @@ class Opened:
 
     def __init__(self, name: str, wishes: "Wishes", prefer: Prefer | None = None) -> None:
         self._wishes, self._prefer = wishes, prefer
-        self._session = self._opened(name)
+        self._held: Session | None = self._opened(name)
+        self._name = self._held.name
 
     @property
     def name(self) -> str:
-        return self._session.name
+        return self._name
+
+    @property
+    def _session(self) -> "Session":
+        """Open; where another one could not take its place, it is opened again now."""
+        if self._held is None:
+            self._held = self._opened(self._name)
+        return self._held
 
     @property
     def demo(self) -> bool:
@@ -80,21 +88,18 @@ class Opened:
         return len(self._session.prompt(_told(messages), thinking=thinking))
 
     def switch(self, name: str) -> None:
-        """Another model in its place. Where that cannot be opened, this one is there again, and what stopped it is raised.
+        """Another model in its place. Where that cannot be opened, what stopped it is raised, and this one stays.
 
-        There may be memory for one alone, so the old one goes first; a name that is none is found out before.
+        There may be memory for one alone, so the old one goes first, and is opened again when it is needed; a name that
+        is none is found out before.
         """
         from dgemma_local import hub
         from dgemma_local.registry import resolve
 
         resolve(name, hub.folder_of)
-        before = self._session.name
-        del self._session
-        try:
-            self._session = self._opened(name)
-        except BaseException:
-            self._session = self._opened(before)
-            raise
+        self._held = None
+        self._held = self._opened(name)
+        self._name = self._held.name
 
     def _opened(self, name: str) -> "Session":
         from dgemma_local.session import open_session

@@ -79,7 +79,10 @@ def _lines(known: Mapping[str, Setting], standing: Mapping[str, Current], file: 
 
 
 def _shown(value: object) -> str:
-    return "-" if value is None or value == [] else preferences.written(value)
+    """As in the file; what a terminal cannot be trusted with, such as bytes that are no UTF-8, is escaped."""
+    if value is None or value == []:
+        return "-"
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in preferences.written(value))
 
 
 def _source(now: Current, file: str) -> str:

@@ -1,15 +1,21 @@
 """`dgemma doctor`: thin, as the rest of the command line."""
 
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgemma_local.errors import CHECK_FAILED
+from dgemma_local import preferences
+from dgemma_local.errors import CHECK_FAILED, DgemmaError
+
+if TYPE_CHECKING:
+    from dgemma_local.doctor import Finding
 
 
 def doctor(
+    context: typer.Context,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object, for bug reports: no tokens, no user's name.")
     ] = False,
@@ -33,7 +39,12 @@ def doctor(
     from dgemma_local.ui.shelf import progress
     from dgemma_local.ui.terminal import Terminal, stderr
 
-    checks = (*CHECKS, Check("terminal", lambda machine: look(Terminal(sys.stdout))))
+    commands = context.find_root().command
+    checks = (
+        *CHECKS,
+        Check("defaults", lambda machine: defaults(commands)),
+        Check("terminal", lambda machine: look(Terminal(sys.stdout))),
+    )
     with Probe() as probe, progress(quiet=as_json or not verify) as watch:
         with suppress(Lost):  # the check asks again, and says so
             probe.begin("torch")  # is imported while the rest is looked at
@@ -43,3 +54,29 @@ def doctor(
         found = show(examine(checks, machine), sys.stdout, document if as_json else None)
     if failed(found):
         raise typer.Exit(CHECK_FAILED)
+
+
+def defaults(commands: Any) -> "Iterator[Finding]":
+    """The user's own: a file that cannot be used, each variable that does not mean anything."""
+    from dgemma_local.doctor.finding import fail, ok
+
+    known, file = preferences.settings(commands), preferences.file()
+    said: dict[str, Any] = {}
+    wrong: list[DgemmaError] = []
+    try:
+        said = preferences.read(known, file)
+    except DgemmaError as error:
+        wrong.append(error)
+    for key, setting in known.items():
+        try:
+            preferences.current({key: setting}, said, file)
+        except DgemmaError as error:
+            wrong.append(error)
+    try:
+        preferences.check_environment(commands, known)
+    except DgemmaError as error:
+        wrong.append(error)
+    for each in wrong:
+        yield fail("defaults", each.what, each.fix)
+    if not wrong:
+        yield ok("defaults", f"{len(said)} set in {file}" if said else "none set in a file", **said)

@@ -182,7 +182,7 @@ PAGES: Mapping[str, Help] = {
     ),
     "completion": Help(
         examples=(
-            'source <(dgemma completion bash)  # or, in .bashrc: eval "$(dgemma completion bash)"',
+            "source <(dgemma completion bash)  # in this shell, or as a line of .bashrc",
             "dgemma completion zsh > ~/.zfunc/_dgemma",
             "dgemma completion fish > ~/.config/fish/completions/dgemma.fish",
             "dgemma completion powershell >> $PROFILE",

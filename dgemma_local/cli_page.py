@@ -5,6 +5,7 @@ Help      what its help says behind the options, and those rules
 dress     gives each command of a group its Help and each option its variable
 """
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, OTHER_WORDS, DgemmaError
-from dgemma_local.preferences import WITHOUT, leaves, options, variable
+from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, OTHER_WORDS, DgemmaError, UsageError
+from dgemma_local.preferences import WITHOUT, file, leaves, options, variable
 
 WIDEST = 100  # cells of a line of prose
 _RANK = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # click's names of where a value comes from
@@ -70,7 +71,24 @@ class Page(TyperCommand):
         if self.page is not None:
             for parameter in _idle(ctx, self.page):
                 ctx.params[parameter] = _built_in(self, parameter)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            if said := "; ".join(_sources(self, ctx, error.what)):
+                error.what += f" ({said})"
+            raise
+
+
+def _sources(command: Any, ctx: Any, what: str) -> Iterable[str]:
+    """Of each option that an error names, where it is set if not on the command line."""
+    for parameter, name in options(command):
+        source = ctx.get_parameter_source(parameter.name)
+        if source is None or not re.search(rf"(?<![\w-])--{re.escape(name)}(?![\w-])", what):
+            continue
+        if source.name == "DEFAULT_MAP":
+            yield f"{'.'.join((*command.words, name))} is set in {file()}"
+        elif source.name == "ENVIRONMENT":
+            yield f"--{name} is set by {parameter.envvar}"
 
 
 def _idle(ctx: Any, page: Help) -> Iterable[str]:

@@ -8,10 +8,12 @@ loaded, a canvas while it settles. Nothing is sent anywhere.
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging.handlers import MemoryHandler
+from pathlib import Path
 
 from dgemma_local.errors import UsageError
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
@@ -31,6 +33,31 @@ class _Stderr(logging.Handler):
         say(self.format(record))
 
 
+class _File(logging.FileHandler):
+    """One that cannot be written any more, as on a full disk, is left, and said when it is closed: the answer goes on."""
+
+    lost: str | None = None  # why nothing is written any more
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.lost is None:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        self.lost = str(getattr(error, "strerror", None) or error)
+
+    def flush(self) -> None:
+        if self.lost is None:
+            super().flush()
+
+    def close(self) -> None:
+        with suppress(OSError):  # what is left to write
+            super().close()
+        if self.lost is not None:
+            say(f"DGEMMA_LOG: {self.baseFilename} is not whole: {self.lost}")
+            self.lost = None
+
+
 def start(*, verbose: bool = False) -> None:
     """Opens what is asked for, and closes what was open. Raises UsageError where DGEMMA_LOG cannot be written."""
     stop()
@@ -40,15 +67,34 @@ def start(*, verbose: bool = False) -> None:
         log.addHandler(held)
         log.setLevel(logging.INFO)
     if path := os.environ.get("DGEMMA_LOG"):
+        check(path)
         try:
-            file = logging.FileHandler(path, encoding="utf-8")
+            file = _File(path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise UsageError(
-                f"DGEMMA_LOG names {path}, which cannot be written: {error.strerror}", "name another file, or unset it"
-            ) from None
+            raise _unwritable(path, error.strerror) from None
         file.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
         log.addHandler(file)
         log.setLevel(logging.DEBUG)
+
+
+def check(path: str) -> None:
+    """Raises UsageError where there can be no log. Opens nothing: a pipe that nobody reads would hold the program."""
+    file = Path(path)
+    try:
+        if file.exists():
+            why = None if file.is_file() else "it is no regular file"
+        else:
+            why = None if file.parent.is_dir() else "there is no such folder"
+    except OSError as error:
+        why = error.strerror
+    if why is None and not os.access(file if file.exists() else file.parent, os.W_OK):
+        why = "its permissions do not allow it"
+    if why is not None:
+        raise _unwritable(path, why)
+
+
+def _unwritable(path: str, why: str | None) -> UsageError:
+    return UsageError(f"DGEMMA_LOG names {path}, which cannot be written: {why}", "name another file, or unset it")
 
 
 def flush() -> None:

@@ -9,7 +9,10 @@ A flag goes before a variable, that before the file, that before what is built i
 commands themselves, and so is every check: a new option is a new key.
 """
 
+import codecs
 import difflib
+import errno
+import io
 import json
 import os
 import re
@@ -36,6 +39,8 @@ ONCE = frozenset(
 WITHOUT = frozenset(
     {"config", "completion", "doctor", "version"}
 )  # commands that have no defaults; doctor is for what is broken, the file included
+OTHERS = frozenset({"DGEMMA_OPS", "DGEMMA_LOG", "DGEMMA_CONFIG"})  # variables that set no option
+_MISTYPED = 0.85  # likeness from which a variable is meant to be one of those
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -217,7 +222,7 @@ def defaults(group: Any) -> dict[str, Any]:
     of ours that means nothing.
     """
     known = settings(group)
-    _check_environment(group, known)
+    check_environment(group, known)
     nested: dict[str, Any] = {}
     for key, value in read(known, file()).items():
         table = nested
@@ -227,12 +232,15 @@ def defaults(group: Any) -> dict[str, Any]:
     return nested
 
 
-def _check_environment(group: Any, known: Mapping[str, Setting]) -> None:
+def check_environment(group: Any, known: Mapping[str, Setting]) -> None:
+    """Raises UsageError on a variable that is meant for us and sets nothing."""
     ours = {setting.variable for setting in known.values()}
     beginnings = tuple(variable((name,), "") for name in group.commands)
     for name in sorted(os.environ):
-        if name.startswith(beginnings) and name not in ours:
-            near = difflib.get_close_matches(name, ours, n=1, cutoff=0.7)
+        of_command = name.startswith(beginnings) and name not in ours
+        mistyped = name.startswith("DGEMMA_") and name not in ours | OTHERS
+        if of_command or (mistyped and difflib.get_close_matches(name, OTHERS, cutoff=_MISTYPED)):
+            near = difflib.get_close_matches(name, ours | OTHERS, n=1, cutoff=0.7)
             raise UsageError(
                 f"the variable {_printable(name)} sets nothing",
                 f"{f'did you mean {near[0]}? or ' if near else ''}unset it",
@@ -272,6 +280,10 @@ def put(known: Mapping[str, Setting], path: Path, key: str, values: Sequence[str
     setting = find(known, key)
     if len(values) > 1 and not setting.many:
         raise UsageError(f"{key} takes one value", "quote it where it has spaces")
+    if any(not (each if setting.many else each.strip()) for each in values):  # a stop string may be a line feed
+        raise UsageError(f"{key}: the value is blank", f"`dgemma config {key} --unset` takes it out of the file")
+    if any(not _is_utf8(each) for each in values):
+        raise UsageError(f"{key}: the value is not UTF-8", "give it in UTF-8, as TOML is written")
     before = dict(_flat(toml_file.read(path), known, path))
     wanted = {name: value for name, value in before.items() if name != key}
     literal = None
@@ -283,12 +295,24 @@ def put(known: Mapping[str, Setting], path: Path, key: str, values: Sequence[str
                 f"{key} = {values[0]}: {_reason(error)}",
                 f"`dgemma {' '.join(setting.command)} --help` says what it takes",
             ) from None
+        if setting.name == "seed" and not 0 <= wanted[key] < 1 << 64:
+            raise UsageError(f"{key} = {values[0]} is out of range", f"give a whole number from 0 to {(1 << 64) - 1}")
         literal = written(wanted[key])
-    text = path.read_text(encoding="utf-8-sig") if before or path.exists() else ""
+    raw = path.read_bytes() if before or path.exists() else b""
+    mark = codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b""
+    text = raw.removeprefix(mark).decode()
     after = edited(text, ".".join(setting.command), setting.name, literal)
     if not _says(after, wanted, known, path):  # dotted keys, inline tables, values over several lines
         raise ConfigError(f"{path} is written in a way that cannot be edited here", f"set {key} in it by hand")
-    _write(path, after)
+    _write(path, mark + after.encode())
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of an argument that are none
+        return False
+    return True
 
 
 def _says(text: str, wanted: Mapping[str, Any], known: Mapping[str, Setting], path: Path) -> bool:
@@ -309,26 +333,33 @@ def written(value: object) -> str:
     return repr(value)
 
 
+# Of one line, up to a comment: a # within quotes is of the value.
+_VALUE = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^"'#])*?"""
+
+
 def edited(text: str, table: str, name: str, literal: str | None) -> str:
-    """The file with `name = literal` in [table], or without `name`; every other line, and a comment behind it, stays."""
-    lines = text.splitlines(keepends=True)
+    """The file with `name = literal` in [table], or without `name`; every other line, and a comment behind it, stays.
+
+    Lines end as the first one does.
+    """
+    lines = list(io.StringIO(text))  # unlike splitlines, at line feeds alone, as TOML's
+    end_of_line = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
+        lines[-1] += end_of_line
     header = next((at for at, line in enumerate(lines) if _header(line) == table), None)
     if header is None:
-        gap = ["\n"] if lines else []
-        return (
-            "".join([*lines, *gap, f"[{table}]\n", f"{name} = {literal}\n"]) if literal is not None else "".join(lines)
-        )
+        added = [*([""] if lines else []), f"[{table}]", f"{name} = {literal}"] if literal is not None else []
+        return "".join([*lines, *(f"{each}{end_of_line}" for each in added)])
     end = next((at for at in range(header + 1, len(lines)) if _header(lines[at]) is not None), len(lines))
-    line = re.compile(rf"(\s*[\"']?{re.escape(name)}[\"']?\s*=\s*)(.*?)(\s*#[^\"']*)?\n")
+    line = re.compile(rf"(\s*[\"']?{re.escape(name)}[\"']?\s*=\s*){_VALUE}(\s*#.*)?\s*")
     for at in range(header + 1, end):
         if found := line.fullmatch(lines[at]):
-            lines[at] = "" if literal is None else f"{found[1]}{literal}{found[3] or ''}\n"
+            comment = (found[2] or "").rstrip()
+            lines[at] = "" if literal is None else f"{found[1]}{literal}{comment}{end_of_line}"
             return "".join(lines)
     if literal is not None:
         last = max(at for at in range(header, end) if lines[at].strip())
-        lines.insert(last + 1, f"{name} = {literal}\n")
+        lines.insert(last + 1, f"{name} = {literal}{end_of_line}")
     return "".join(lines)
 
 
@@ -337,23 +368,22 @@ def _header(line: str) -> str | None:
     return None if found is None else found[1].replace(" ", "")
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     """Whole or not at all; through a link, to where it leads. Raises ConfigError."""
-    path = path.resolve()
     try:
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=".config-", delete=False
-        ) as new:
-            new.write(text)
+        new = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".config-", delete=False)  # noqa: SIM115 - renamed
         try:
+            with new:
+                new.write(content)
             with suppress(FileNotFoundError):
                 Path(new.name).chmod(path.stat().st_mode)
             Path(new.name).replace(path)
-        except OSError:
-            Path(new.name).unlink()
+        except BaseException:
+            Path(new.name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}", "check its permissions, or set DGEMMA_CONFIG"
-        ) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "make room on that disk" if full else "check its permissions"
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", f"{cure}, or set DGEMMA_CONFIG") from None

@@ -25,7 +25,7 @@ SETTINGS = st.builds(
     thinking=st.booleans(),
     think_tokens=st.none() | st.integers(1, 99),
     show_thoughts=st.booleans(),
-    stop=st.lists(TEXTS, max_size=2).map(tuple),
+    stop=st.lists(TEXTS.filter(bool), max_size=2).map(tuple),
 )
 CONVERSATIONS = st.builds(
     Conversation,

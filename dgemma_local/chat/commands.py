@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dgemma_local.chat.conversation import DEFAULT, KEYS
+from dgemma_local.errors import PromptError
 
 BLOCK = '"""'
 _SWITCH = ("on", "off")
@@ -93,10 +94,17 @@ def parse(text: str) -> Say | Command | Unknown | None:
 
 def open_block(text: str) -> bool:
     """Whether a message that begins with three quotes, or a command's argument that does, has not ended with them."""
-    body = text.strip()
-    if body.startswith("/"):
-        body = body.partition(" ")[2].lstrip()
+    body = _body(text)
     return body.startswith(BLOCK) and not (body.endswith(BLOCK) and len(body) >= 2 * len(BLOCK))
+
+
+def _body(text: str) -> str:
+    """What three quotes may stand around: a message, or a command's argument."""
+    body = text.strip()
+    if not body.startswith("/"):
+        return body
+    _, *argument = body.split(None, 1)
+    return argument[0] if argument else ""
 
 
 def unwrapped(text: str) -> str:
@@ -108,26 +116,56 @@ def unwrapped(text: str) -> str:
 
 
 class Lines:
-    """Lines one by one -> messages: a trailing backslash goes on in the next line, so does an open block."""
+    """Lines one by one -> messages: a trailing backslash goes on in the next line, so does an open block.
 
-    def __init__(self) -> None:
-        self._held: list[str] = []
+    Each line is looked at once. largest: characters of a message; what is beyond is read to its end, and not held.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._begin()
 
     def feed(self, line: str) -> str | None:
-        """The message that `line`, without its end, completes."""
-        if open_block("\n".join((*self._held, line))):
-            self._held.append(line)
+        """The message that `line`, without its end, completes. Raises PromptError: it is too large."""
+        if self._goes_on(line):
+            self._hold(line)
             return None
         if line.endswith("\\"):
-            self._held.append(line[:-1])
+            self._hold(line[:-1])
             return None
-        self._held.append(line)
+        self._hold(line)
         return self.close()
 
     def close(self) -> str | None:
-        """What is held when no line follows."""
-        held, self._held = self._held, []
+        """What is held when no line follows. Raises as `feed` does."""
+        held, size = self._held, self._size
+        self._begin()
+        if size > self._largest:
+            raise PromptError("a message is larger than what is read of one", "shorten it: no context holds so much")
         return "\n".join(held) if held else None
+
+    def _begin(self) -> None:
+        self._held: list[str] = []
+        self._size = 0  # characters, held or not
+        self._open = False  # within a block
+        self._head: str | None = ""  # as much of the message as tells whether it begins with one; None: it does not
+
+    def _goes_on(self, line: str) -> bool:
+        if self._open:
+            self._open = not line.rstrip().endswith(BLOCK)
+        elif self._head is not None:
+            text = f"{self._head}\n{line}"
+            self._open = open_block(text)
+            held = text.removesuffix("\\")
+            self._head = None if _body(held) else held.lstrip()[:1]
+        return self._open
+
+    def _hold(self, line: str) -> None:
+        self._size += len(line) + 1
+        if self._size > self._largest:
+            self._held = []
+        else:
+            self._held.append(line)
 
 
 # Completion

@@ -13,6 +13,7 @@ from dgemma_local.errors import UsageError
 SEEDS = 1 << 64
 MOST_STEPS = 4096  # as `Session.answer` takes them
 MOST_TOKENS = 1 << 30  # far more than any context
+TORN = ("interrupted", "numeric")  # outcomes of answers that something else ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +89,10 @@ def undone(conversation: Conversation) -> Conversation:
 
 
 def retried(conversation: Conversation, turn: Turn) -> Conversation:
-    """With `turn` in place of the last one, unless it came to nothing where there was something."""
+    """With `turn` in place of the last one, unless that was something and this is nothing, or whole and this is torn."""
     last = conversation.turns[-1]
-    if last.answer.strip() and not turn.answer.strip():
+    less = not turn.answer.strip() or (last.outcome == "complete" and turn.outcome in TORN)
+    if last.answer.strip() and less:
         return replace(conversation, asked=conversation.asked + 1)
     return said(undone(conversation), turn)
 
@@ -138,7 +140,11 @@ def with_setting(conversation: Conversation, key: str, value: str) -> Conversati
 
 
 def with_settings(conversation: Conversation, **values: object) -> Conversation:
-    """By the names of `Settings`. Seeds count from a new one on."""
+    """By the names of `Settings`. Seeds count from a new one on. Raises UsageError for what no file may hold."""
+    for name, value in values.items():
+        key = name.replace("_", "-")
+        if key in _NUMBERS and value is not None:
+            number(key, str(value))
     settings = replace(conversation.settings, **values)  # type: ignore[arg-type]  # names and types are the caller's
     asked = 0 if "seed" in values else conversation.asked
     return replace(conversation, settings=settings, asked=asked)
@@ -181,7 +187,17 @@ def _string(value: str) -> str:
     found = value.replace("\\n", "\n").replace("\\t", "\t")
     if not found:
         raise UsageError("an empty stop string ends nothing", "give at least one character")
+    if not encodable(found):
+        raise UsageError("a stop string is not UTF-8 text", "give it as UTF-8")
     return found
+
+
+def encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,8 @@
     <state>/dgemma/chats/NAME.json      a conversation, as it was after its latest turn
 
 A file is written beside its place, brought to the disk, and renamed: at every moment it is the old one or the new one,
-whole. Files are for their owner's eyes alone (0600, folders 0700), and what is read from them is checked as if it came
+whole. A new one takes no other's name, and one that somebody else has written since stays: two chats may go on with one
+conversation. Files are for their owner's eyes alone (0600, folders 0700), and what is read from them is checked as if it came
 from anywhere.
 """
 
@@ -14,17 +15,19 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dgemma_local.chat.conversation import MOST_STEPS, MOST_TOKENS, SEEDS, Conversation, Settings, Turn
+from dgemma_local.chat.conversation import MOST_STEPS, MOST_TOKENS, SEEDS, Conversation, Settings, Turn, encodable
 from dgemma_local.errors import UsageError
 
 FORMAT, VERSION = "dgemma chat", 1
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 LARGEST = 256 << 20  # bytes; no conversation has so many, and it is an end to /dev/zero
-_NAME = re.compile(r"\w[\w .-]{0,79}")
+LONGEST = 80  # characters of a name
+MOST_BYTES = 255 - len(".json")  # of a name in UTF-8: as many as file systems take
+_NAME = re.compile(r"\w[\w .-]*")
 
 
 class Damaged(Exception):
@@ -67,7 +70,13 @@ def check_name(name: str) -> str:
     """Raises UsageError for what cannot be a file's name everywhere."""
     if not _NAME.fullmatch(name) or name != name.strip():
         raise UsageError(
-            f"a conversation cannot be called {name[:80]!r}", "use up to 80 letters, digits, spaces, dots and dashes"
+            f"a conversation cannot be called {name[:LONGEST]!r}",
+            f"use up to {LONGEST} letters, digits, spaces, dots and dashes",
+        )
+    if not _fits(name):
+        raise UsageError(
+            f"{name[:LONGEST]!r} is too long for a file's name",
+            f"use up to {LONGEST} letters, and {MOST_BYTES} bytes of them in UTF-8",
         )
     return name
 
@@ -78,21 +87,64 @@ def free_name(wish: str, folder: Path | None) -> str:
     while folder is not None and os.path.lexists(_path(folder, name)):
         number += 1
         name = f"{wish}-{number}"
+        while not _fits(name):
+            wish = wish[:-1]
+            name = f"{wish}-{number}"
     return name
 
 
 def save(conversation: Conversation, folder: Path) -> Path:
     """Writes it, in place of what was saved under its name. Raises OSError; the old file is then still there."""
+    return _written(conversation, folder, os.replace)
+
+
+def kept(conversation: Conversation, before: Conversation | None, folder: Path) -> Conversation:
+    """Saves it, and returns it as it is named now. before: what its file holds, as far as the caller knows.
+
+    Where the file holds something else, that stays, and the conversation gets the first free name behind its own. So it
+    is where nothing was saved before. Raises OSError.
+    """
+    if before is not None and before.name == conversation.name and _holds(folder, before):
+        save(conversation, folder)
+        return conversation
+    while True:
+        named = replace(conversation, name=free_name(conversation.name, folder))
+        with suppress(FileExistsError):  # somebody has just taken the name
+            _written(named, folder, _placed)
+            return named
+
+
+def _holds(folder: Path, conversation: Conversation) -> bool:
+    try:
+        return _line(load(conversation.name, folder)) == _line(conversation)
+    except (Damaged, UsageError):
+        return False
+
+
+def _placed(beside: str, path: Path) -> None:
+    """Gives the file its name. Raises FileExistsError where that is another's."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+        Path(beside).replace(path)
+    else:
+        Path(beside).unlink()
+
+
+def _written(conversation: Conversation, folder: Path, place: Callable[[str, Path], None]) -> Path:
+    text = _line(conversation)
     _private_folder(folder)
     path = _path(folder, conversation.name)
-    text = json.dumps({"format": FORMAT, "version": VERSION} | asdict(conversation), allow_nan=False)
     handle, beside = tempfile.mkstemp(prefix=".", suffix=".new", dir=folder)  # 0600
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(text + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(beside).replace(path)
+        place(beside, path)
     except BaseException:
         with suppress(OSError):
             Path(beside).unlink()
@@ -101,12 +153,17 @@ def save(conversation: Conversation, folder: Path) -> Path:
     return path
 
 
-def renamed(conversation: Conversation, old: str, folder: Path) -> None:
-    """Saves it under its new name, then forgets the old file. Raises UsageError where another one has that name."""
-    if os.path.lexists(_path(folder, conversation.name)):
-        raise UsageError(f"there is a conversation {conversation.name!r} already", "choose another name")
-    save(conversation, folder)
-    _path(folder, old).unlink(missing_ok=True)
+def renamed(conversation: Conversation, before: Conversation | None, folder: Path) -> None:
+    """Saves it under its new name, then forgets its file of before, unless that holds something else by now.
+
+    Raises UsageError where another one has the name.
+    """
+    try:
+        _written(conversation, folder, _placed)
+    except FileExistsError:
+        raise UsageError(f"there is a conversation {conversation.name!r} already", "choose another name") from None
+    if before is not None and _holds(folder, before):
+        _path(folder, before.name).unlink(missing_ok=True)
 
 
 def load(name: str, folder: Path) -> Conversation:
@@ -125,6 +182,8 @@ def load(name: str, folder: Path) -> Conversation:
         if len(raw) > LARGEST:
             raise ValueError("it is too large")
         return _conversation(json.loads(raw.decode("utf-8")), name)
+    except _Later as error:
+        raise Damaged(f"{path} is from a later dgemma ({error}) and stays as it is: update this one") from None
     except (ValueError, RecursionError) as error:
         why = " ".join(f"{error}".split())[:120]
         raise Damaged(f"{path} is damaged and stays as it is: {why}") from None
@@ -147,6 +206,15 @@ def listed(folder: Path | None) -> Iterator[Listed]:
 def names(folder: Path | None) -> list[str]:
     """Of what is saved, unread."""
     return sorted(path.stem for path in folder.glob("[!.]*.json")) if folder is not None else []
+
+
+def _line(conversation: Conversation) -> str:
+    """What its file holds."""
+    return json.dumps({"format": FORMAT, "version": VERSION} | asdict(conversation), allow_nan=False) + "\n"
+
+
+def _fits(name: str) -> bool:
+    return len(name) <= LONGEST and len(name.encode("utf-8", "surrogatepass")) <= MOST_BYTES
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -173,12 +241,18 @@ def _sync(folder: Path) -> None:
 # What a file may hold; each raises ValueError
 
 
+class _Later(ValueError):
+    """A version that this program does not know yet."""
+
+
 def _conversation(found: object, name: str) -> Conversation:
     values = _table(found, "the file")
     if values.get("format") != FORMAT:
         raise ValueError("it is no conversation")
-    if values.get("version") != VERSION:
-        raise ValueError(f"its version is {str(values.get('version'))[:20]}, this program reads {VERSION}")
+    version = values.get("version")
+    if version != VERSION:
+        kind = _Later if type(version) is int and version > VERSION else ValueError
+        raise kind(f"its version is {str(version)[:20]}, this program reads {VERSION}")
     turns = values.get("turns")
     if not isinstance(turns, list):
         raise ValueError("it has no list of turns")
@@ -222,6 +296,13 @@ def _text(value: object) -> str:
     return value
 
 
+def _stop(value: object) -> str:
+    text = _text(value)
+    if not text or not encodable(text):
+        raise ValueError("not UTF-8" if text else "empty")
+    return text
+
+
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("neither true nor false")
@@ -257,7 +338,7 @@ _SETTINGS: Mapping[str, Callable[[object], object]] = {
     "thinking": _flag,
     "think_tokens": _optional(_whole(1, MOST_TOKENS)),
     "show_thoughts": _flag,
-    "stop": _each(_text),
+    "stop": _each(_stop),
 }
 _TURN: Mapping[str, Callable[[object], object]] = {
     "user": _text,

@@ -47,7 +47,14 @@ def disk(machine: Machine) -> Iterator[Finding]:
     need = 0 if entry is None or hub.folder_of(entry) is not None else max(0, (entry.bytes or 0) - hub.held(entry))
     facts = {"cache": str(root), "free": free, "needed": need}
     elsewhere = "make room, or set HF_HOME to a folder on another disk"
-    if not os.access(there, os.W_OK):
+    if not there.is_dir():
+        yield fail(
+            "disk",
+            f"{there} is no folder, and the cache is to be in it",
+            "remove it, or set HF_HOME to a folder",
+            **facts,
+        )
+    elif not os.access(there, os.W_OK):
         yield fail(
             "disk", f"{there} may not be written", "check its permissions, or set HF_HOME to a folder of yours", **facts
         )

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from dgemma_local import logs
 from dgemma_local.doctor.examination import Machine
 from dgemma_local.doctor.finding import Finding, fail, ok, warn
 from dgemma_local.doctor.probe import Lost
@@ -31,6 +32,8 @@ def environment(machine: Machine) -> Iterator[Finding]:
         yield warn("environment", what, "unset TRITON_INTERPRET")
     if os.environ.get("DGEMMA_OPS") and machine.torch is not None:
         yield from _words(machine)
+    if path := os.environ.get("DGEMMA_LOG"):
+        logs.check(path)  # raises: the last
 
 
 def told(name: str, value: str) -> str:

@@ -51,8 +51,8 @@ def system(chat: Chat, argument: str) -> None:
 
 
 def set_key(chat: Chat, argument: str) -> None:
-    key, _, value = argument.partition(" ")
-    chat.update(with_setting(chat.conversation, key, value.strip()))
+    key, value = _parted(argument)
+    chat.update(with_setting(chat.conversation, key, value))
     chat.say(f"{key}: {dict(shown(chat.conversation.settings))[key]}")
 
 
@@ -68,6 +68,7 @@ def show(chat: Chat, argument: str) -> None:
 def clear(chat: Chat, argument: str) -> None:
     began = now()
     chat.conversation = cleared(chat.conversation, store.free_name(stamp(), chat.folder), began)
+    chat.saved = None
     chat.latest = None
     chat.say("a new conversation")
 
@@ -96,10 +97,10 @@ def save(chat: Chat, argument: str) -> None:
     if argument and argument != chat.conversation.name:
         named = replace(chat.conversation, name=store.check_name(argument))
         try:
-            store.renamed(named, chat.conversation.name, chat.folder)
+            store.renamed(named, chat.saved, chat.folder)
         except OSError as error:
             raise UsageError(f"it cannot be saved: {error.strerror}", "make room, or use /export") from None
-        chat.conversation = named
+        chat.conversation = chat.saved = named
     else:
         _turns(chat)
         chat.update(chat.conversation)
@@ -110,7 +111,7 @@ def load(chat: Chat, argument: str) -> None:
     if chat.folder is None or not argument:
         raise UsageError("there is no conversation to load", "say /load NAME; Tab lists those that are saved")
     try:
-        chat.conversation = store.load(argument, chat.folder)
+        chat.conversation = chat.saved = store.load(argument, chat.folder)
     except store.Damaged as error:
         raise UsageError(str(error), "this conversation goes on; load another one") from None
     chat.latest = None
@@ -120,14 +121,20 @@ def load(chat: Chat, argument: str) -> None:
 
 
 def export(chat: Chat, argument: str) -> None:
-    form, _, name = argument.partition(" ")
+    form, name = _parted(argument)
     if form not in FORMS:
         raise UsageError("nothing is exported without a form", f"say /export {'|'.join(FORMS)} [FILE]")
     _turns(chat)
-    path = Path(name.strip() or f"{chat.conversation.name}.{form}").expanduser()
+    path = _path(name or f"{chat.conversation.name}.{form}")
+    text = exported(chat.conversation, cast(Form, form), printable)
     try:
         with path.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(exported(chat.conversation, cast(Form, form), printable))
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:  # a disk that is full: half a file is none
+                path.unlink(missing_ok=True)
+                raise
     except FileExistsError:
         raise UsageError(f"{path} is there already", f"say /export {form} FILE with another name") from None
     except (OSError, ValueError) as error:
@@ -139,9 +146,11 @@ def export(chat: Chat, argument: str) -> None:
 def record(chat: Chat, argument: str) -> None:
     if not argument:
         raise UsageError("nothing is recorded without a file", "say /record FILE.jsonl.gz, or /record off")
-    path = None if argument == "off" else Path(argument).expanduser()
+    path = None if argument == "off" else _path(argument)
     if path is not None:
         check_target(path)
+        if path.is_file():
+            raise UsageError(f"{path} is there already", "say /record FILE with another name")
     chat.recording, chat.recorded = path, 0
     chat.say(f"the next answer is recorded in {path}, and each after it beside that" if path else "nothing is recorded")
 
@@ -222,6 +231,20 @@ def _turns(chat: Chat) -> tuple[Turn, ...]:
     if not chat.conversation.turns:
         raise UsageError("there is no turn yet", "ask something")
     return chat.conversation.turns
+
+
+def _parted(argument: str) -> tuple[str, str]:
+    """Its first word, and what follows the blank space behind that."""
+    first, *rest = argument.split(None, 1) or [""]
+    return first, rest[0].strip() if rest else ""
+
+
+def _path(name: str) -> Path:
+    """Raises UsageError: ~ of a user that is none."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{name} names a home that is not known", "write the path out, or ./~ for the tilde") from None
 
 
 def _switch(name: str, argument: str, *more: str) -> bool:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from dgemma_local.chat.commands import Lines, complete, file_part, open_block
-from dgemma_local.errors import PromptError, UsageError
+from dgemma_local.errors import DgemmaError, PromptError, UsageError
+from dgemma_local.streams import say
 from dgemma_local.ui.prompt import LARGEST
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer, Completion
     from prompt_toolkit.document import Document
+    from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings
 
 PROMPT, GOES_ON = ">>> ", "... "
@@ -40,7 +42,7 @@ class Piped:
     """A message a line; a trailing backslash and three quotes join lines."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._lines = stream, Lines()
+        self._stream, self._lines = stream, Lines(LARGEST)
         self.multi = False
 
     def read(self, draft: str = "") -> str | None:
@@ -64,19 +66,18 @@ class Typed:
     def __init__(self, history: Path | None, names: Mapping[str, Callable[[], Iterable[str]]], **streams: Any) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.filters import Condition
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.history import InMemoryHistory
 
         self.multi = False
         commands = Condition(lambda: self._session.default_buffer.text.startswith("/"))
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if history is None else FileHistory(str(history)),
+            history=InMemoryHistory() if history is None else _kept(history),
             completer=_completer(names),
             complete_while_typing=commands,
             reserve_space_for_menu=MENU,
             key_bindings=self._keys(),
             multiline=True,
             prompt_continuation=lambda *_: GOES_ON,
-            enable_open_in_editor=True,
             **streams,
         )
 
@@ -113,7 +114,49 @@ class Typed:
             else:
                 event.current_buffer.newline(copy_margin=False)
 
+        @keys.add("c-x", "c-e")
+        def editor(event: Any) -> None:
+            from prompt_toolkit.application import run_in_terminal
+            from prompt_toolkit.document import Document
+
+            def edit() -> None:
+                try:
+                    event.current_buffer.document = Document(edited(event.current_buffer.text))
+                except UsageError as error:
+                    say(f"{error.what}\n  fix: {error.fix}")
+
+            run_in_terminal(edit)
+
         return keys
+
+
+def _kept(path: Path) -> "History":
+    """What was typed, in a file, and in memory alone once that can be neither read nor written; this is said once."""
+    from prompt_toolkit.history import FileHistory
+
+    class Kept(FileHistory):
+        failed = False
+
+        def load_history_strings(self) -> Iterable[str]:
+            try:
+                return super().load_history_strings()
+            except OSError as error:
+                self._fail(error)
+                return ()
+
+        def store_string(self, string: str) -> None:
+            if self.failed:
+                return
+            try:
+                super().store_string(string)
+            except OSError as error:
+                self._fail(error)
+
+        def _fail(self, error: OSError) -> None:
+            self.failed = True
+            say(f"what is typed is not kept any more: {error.strerror}")
+
+    return Kept(str(path))
 
 
 def _completer(names: Mapping[str, Callable[[], Iterable[str]]]) -> "Completer":
@@ -124,7 +167,12 @@ def _completer(names: Mapping[str, Callable[[], Iterable[str]]]) -> "Completer":
 
     class Commands(Completer):
         def get_completions(self, document: "Document", event: Any) -> Iterable["Completion"]:
-            text = document.text_before_cursor
+            try:
+                return [*self._found(document.text_before_cursor, event)]
+            except (OSError, ValueError, DgemmaError):  # a path that is none, a models.toml that is broken
+                return []
+
+        def _found(self, text: str, event: Any) -> Iterable["Completion"]:
             back, found = complete(text, names)
             for each in found:
                 yield Completion(each, start_position=-back)
@@ -140,6 +188,13 @@ def on_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and any(s is not None and s.isatty() for s in streams)
 
 
+def piped() -> Piped:
+    """Standard input. Raises PromptError: it is closed."""
+    if sys.stdin is None:
+        raise PromptError("standard input is closed", "type on a terminal, or pipe a message a line")
+    return Piped(sys.stdin.buffer)
+
+
 def typed(history: Path | None, names: Mapping[str, Callable[[], Iterable[str]]]) -> Typed:
     """On the terminal, drawn on stderr where stdout goes elsewhere."""
     from prompt_toolkit.output import create_output
@@ -150,10 +205,16 @@ def typed(history: Path | None, names: Mapping[str, Callable[[], Iterable[str]]]
 def edited(text: str) -> str:
     """What became of `text` in the user's editor. Raises UsageError: there is none, or it failed."""
     wanted = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    found = shlex.split(wanted) if wanted else [each for each in ("nano", "vi") if shutil.which(each)][:1]
+    try:
+        found = shlex.split(wanted) if wanted else [each for each in ("nano", "vi") if shutil.which(each)][:1]
+    except ValueError:
+        raise UsageError(f"the editor {wanted} has a quotation that does not end", "set VISUAL or EDITOR") from None
     if not found:
         raise UsageError("there is no editor", "set VISUAL or EDITOR")
-    handle, name = tempfile.mkstemp(prefix="dgemma-", suffix=".md")  # 0600
+    try:
+        handle, name = tempfile.mkstemp(prefix="dgemma-", suffix=".md")  # 0600
+    except OSError as error:
+        raise UsageError(f"there is no place to edit in: {error.strerror}", "make room, or set TMPDIR") from None
     path = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

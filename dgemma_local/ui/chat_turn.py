@@ -32,6 +32,12 @@ from dgemma_local.ui.terminal import Terminal
 _HERE = (
     (re.compile(r"give another --seed"), "say /retry"),
     (re.compile(r"leave --think out"), "say /think off"),
+    (re.compile(r"give another --stop"), "say /set stop default"),
+    (re.compile(r"plan for a longer one \(--context\)"), "say /undo or /clear, or begin with a longer --context"),
+    (
+        re.compile(r"shorten (it to [\d,]+ tokens(, or plan .*\(--context\))?|the prompt)"),
+        "say /undo or /clear, or shorten the message",
+    ),
     (re.compile(r"--(max-tokens|steps|stop|think-tokens)"), r"/set \1"),
 )
 
@@ -81,6 +87,7 @@ class Chat:
     terminal: Terminal
     draw: Callable[[int], int]  # a whole number below the one given
     folder: Path | None = None  # of conversations; None: nothing is saved
+    saved: Conversation | None = None  # what the conversation's file holds, as far as this chat has read or written it
     scripted: bool = False  # nobody types
     visualize: bool = False
     recording: Path | None = None
@@ -96,29 +103,34 @@ class Chat:
     def update(self, conversation: Conversation) -> None:
         """Takes it over, and saves what can be lost."""
         self.conversation = conversation
-        if self.folder is None or not (conversation.turns or conversation.name in store.names(self.folder)):
+        if self.folder is None or not (conversation.turns or self.saved):
             return
         try:
-            store.save(conversation, self.folder)
+            kept = store.kept(conversation, self.saved, self.folder)
         except OSError as error:
             self.say(f"this conversation cannot be saved: {error.strerror}; make room, or /export it elsewhere", "")
+            return
+        if self.saved and kept.name != conversation.name:
+            self.say(f"{conversation.name} was changed elsewhere and stays so; this chat goes on as {kept.name}", "")
+        self.conversation = self.saved = kept
 
     def failed(self, error: DgemmaError) -> None:
-        self.say(f"{error.what}\n  fix: {error.fix}", "")
+        self.say(f"{error.what}\n  fix: {_here(error.fix)}", "")
         self.codes.append(error.exit_code)
 
 
 def answer(chat: Chat, user: str, join: Callable[[Conversation, Turn], Conversation]) -> None:
     """Asks, shows the answer as it comes, and keeps it. join: how the turn becomes part of the conversation.
 
-    Raises DgemmaError where nothing was asked: the conversation is then as it was.
+    Raises DgemmaError where nothing was asked: the conversation is then as it was. Whatever else ends an answer (SIGTERM,
+    a reader that has gone, an error amid it) is raised when the turn is saved.
     """
     before = chat.conversation
     history = before if join is said else replace(before, turns=before.turns[:-1])
     seed = next_seed(before, chat.draw)
     asked = chat.model.ask(messages(history, user), seed, before.settings, _recording(chat))
     record = asked.record
-    lost: OSError | None = None
+    lost: BaseException | None = None
     began = time.perf_counter()
     try:
         with asked.recording as record.recorder:
@@ -129,7 +141,9 @@ def answer(chat: Chat, user: str, join: Callable[[Conversation, Turn], Conversat
     except KeyboardInterrupt:
         outcome, code = Outcome.INTERRUPTED, INTERRUPTED
         chat.say("interrupted", "")
-    except OSError as error:  # nobody reads it any more; it is kept all the same
+    except BaseException as error:  # nobody reads it any more, or asks; it is kept all the same
+        if isinstance(error, DgemmaError) and not any(record.text.values()):
+            raise
         outcome, code, lost = Outcome.INTERRUPTED, 0, error
     else:
         outcome, code = record.verdict.outcome, record.verdict.outcome.exit_code
@@ -145,11 +159,11 @@ def answer(chat: Chat, user: str, join: Callable[[Conversation, Turn], Conversat
         time=now(),
     )
     chat.update(join(before, turn))
+    if chat.conversation.turns[-1] != turn:
+        chat.say("the answer before it stays", "")
     if lost is not None:
         raise lost
     _notices(chat, record)
-    if chat.conversation.turns[-1] != turn:
-        chat.say("nothing new: the answer before it stays")
     if chat.scripted and outcome is Outcome.INTERRUPTED:
         chat.ended = True
 
@@ -191,14 +205,16 @@ def _notices(chat: Chat, record: Record) -> None:
 
 
 def _recording(chat: Chat) -> Path | None:
-    """A file an answer: FILE.jsonl, then FILE-2.jsonl …"""
+    """A file an answer: FILE.jsonl, then FILE-2.jsonl …; those that are there already are passed over."""
     if chat.recording is None:
         return None
-    chat.recorded += 1
-    if chat.recorded == 1:
-        return chat.recording
     name, dot, endings = chat.recording.name.partition(".")
-    return chat.recording.with_name(f"{name}-{chat.recorded}{dot}{endings}")
+    while True:
+        chat.recorded += 1
+        number = "" if chat.recorded == 1 else f"-{chat.recorded}"
+        path = chat.recording.with_name(f"{name}{number}{dot}{endings}")
+        if not path.is_file():
+            return path
 
 
 def _here(line: str) -> str:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from dgemma_local.ui.models import gb, show_plan
+from dgemma_local.ui.status import SHORTEST_WINDOW
 from dgemma_local.ui.terminal import stderr
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ def operation_lines(mode: str, words: Iterable[str]) -> Iterator[str]:
 
 def proof_lines(proof: "Proof") -> Iterator[str]:
     """Tensors seen and where they went, bytes by component and dtype, a checksum if there is one."""
-    speed = proof.read / 1e9 / max(proof.seconds, 1e-3)
+    long = proof.seconds >= SHORTEST_WINDOW
+    speed = f" ({proof.read / 1e9 / proof.seconds:.2f} GB/s)" if long else ""
     yield (
         f"loaded: {proof.placed:,} tensors placed in {proof.filled:,} parameters, "
-        f"{proof.read / 1e9:.2f} GB in {proof.seconds:.1f} s ({speed:.2f} GB/s)"
+        f"{proof.read / 1e9:.2f} GB in {proof.seconds:.1f} s{speed}"
     )
     for reason, count in Counter(proof.ignored.values()).items():
         yield f"left out: {count:,} tensors ({reason})"

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from dgemma_local.chat.commands import COMMANDS, NAMES, Command, Lines, Say, Unknown, complete, file_part, parse
 from dgemma_local.chat.conversation import (
     KEYS,
+    MOST_TOKENS,
     SEEDS,
+    TORN,
     Conversation,
     Settings,
     Turn,
@@ -26,6 +28,7 @@ from dgemma_local.chat.conversation import (
     with_settings,
 )
 from dgemma_local.errors import UsageError
+from dgemma_local.outcomes import Outcome
 
 
 @given(CONVERSATIONS, TURNS)
@@ -41,9 +44,18 @@ def test_a_retry_replaces_the_last_turn_unless_it_came_to_nothing(
     conversation: Conversation, old: Turn, new: Turn
 ) -> None:
     after = retried(said(conversation, old), new)
-    kept = bool(old.answer.strip()) and not new.answer.strip()
+    torn = old.outcome == "complete" and new.outcome in TORN
+    kept = bool(old.answer.strip()) and (torn or not new.answer.strip())
     assert after.turns == (*conversation.turns, old if kept else new)
     assert after.asked == conversation.asked + 2
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_whole_answer_gives_way_to_one_that_ended_by_itself(outcome: Outcome) -> None:
+    old, new = Turn(user="u", answer="whole"), Turn(user="u", answer="torn", outcome=outcome.value)
+    torn = outcome in (Outcome.INTERRUPTED, Outcome.NUMERIC)
+    assert retried(said(pairs(), old), new).turns == (old if torn else new,)
+    assert retried(said(pairs(), replace(old, outcome="interrupted")), new).turns == (new,)
 
 
 @given(CONVERSATIONS, TEXTS)
@@ -138,6 +150,14 @@ def test_settings_that_cannot(key: str, value: str) -> None:
     assert caught.value.fix and len(caught.value.what) < 100
 
 
+@pytest.mark.parametrize(
+    "values", [{"max_tokens": MOST_TOKENS + 1}, {"max_tokens": 0}, {"steps": 4097}, {"seed": SEEDS}, {"seed": -1}]
+)
+def test_settings_that_no_file_may_hold(values: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        with_settings(pairs(), **values)
+
+
 def test_stop_strings_add_up() -> None:
     assert with_setting(with_setting(pairs(), "stop", "a"), "stop", "b").settings.stop == ("a", "b")
 
@@ -200,7 +220,7 @@ def test_the_longest_names_are_looked_up_at_once() -> None:
 
 
 def fed(*lines: str) -> list[str]:
-    gathered = Lines()
+    gathered = Lines(10_000)
     found = [gathered.feed(line) for line in lines]
     return [each for each in (*found, gathered.close()) if each is not None]
 

@@ -110,7 +110,8 @@ DAMAGES = {
     "deep": (b"[" * 200_000, "recursion depth"),
     "a list": (b"[]", "no object"),
     "another format": (saved(format="x"), "no conversation"),
-    "a later version": (saved(version=2), "version is 2"),
+    "a later version": (saved(version=2), "is from a later dgemma (its version is 2, this program reads 1)"),
+    "no version": (saved(version="x"), "damaged and stays as it is: its version is x"),
     "no turns": (saved(turns=None), "no list of turns"),
     "a turn that is none": (saved(turns=[1]), "turn 1 is no object"),
     "a turn that lacks": (saved(turns=[{"user": "a"}]), "turn 1 lacks 'answer'"),
@@ -162,14 +163,15 @@ def test_the_latest_is_listed_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "a\\b", ".hidden", "a\0b", "a\nb", "x" * 81, " a", "a ", "-a", "C:x"]
+    "name",
+    ["", ".", "..", "../x", "a/b", "a\\b", ".hidden", "a\0b", "a\nb", "x" * 81, "𠮷" * 63, " a", "a ", "-a", "C:x"],
 )
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         store.load(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["a", "Zürich 2.0", "数独", "2026-11-30-120000", "x" * 80])
+@pytest.mark.parametrize("name", ["a", "Zürich 2.0", "数独", "2026-11-30-120000", "x" * 80, "𠮷" * 62])
 def test_names_that_are_some(tmp_path: Path, name: str) -> None:
     store.save(replace(TWO, name=name), tmp_path)
     assert store.load(name, tmp_path).name == name
@@ -177,12 +179,20 @@ def test_names_that_are_some(tmp_path: Path, name: str) -> None:
 
 def test_renaming_keeps_one_file_and_takes_nobody_s_name(tmp_path: Path) -> None:
     store.save(TWO, tmp_path)
-    store.renamed(replace(TWO, name="new"), "n", tmp_path)
+    store.renamed(replace(TWO, name="new"), TWO, tmp_path)
     assert store.names(tmp_path) == ["new"] and store.load("new", tmp_path).turns == TWO.turns
     store.save(TWO, tmp_path)
     with pytest.raises(UsageError, match="already"):
-        store.renamed(replace(TWO, name="new"), "n", tmp_path)
+        store.renamed(replace(TWO, name="new"), TWO, tmp_path)
     assert store.names(tmp_path) == ["n", "new"]
+
+
+def test_renaming_leaves_a_file_that_another_has_written(tmp_path: Path) -> None:
+    theirs = replace(TWO, asked=9)
+    store.save(theirs, tmp_path)
+    store.renamed(replace(TWO, name="new"), TWO, tmp_path)
+    store.renamed(replace(TWO, name="newer"), None, tmp_path)
+    assert store.load("n", tmp_path) == theirs and store.names(tmp_path) == ["n", "new", "newer"]
 
 
 def test_a_free_name(tmp_path: Path) -> None:
@@ -191,6 +201,52 @@ def test_a_free_name(tmp_path: Path) -> None:
     assert store.free_name("n", tmp_path) == "n-2"
     store.save(replace(TWO, name="n-2"), tmp_path)
     assert store.free_name("n", tmp_path) == "n-3"
+
+
+@pytest.mark.parametrize("name", ["x" * 80, "𠮷" * 62])
+def test_a_free_name_is_one_that_can_be_loaded(tmp_path: Path, name: str) -> None:
+    store.save(replace(TWO, name=name), tmp_path)
+    found = store.kept(replace(TWO, name=name), None, tmp_path)
+    assert found.name[-2:] == "-2" and store.load(found.name, tmp_path) == found
+
+
+def test_what_others_have_written_stays(tmp_path: Path) -> None:
+    mine, theirs = replace(TWO, asked=1), replace(TWO, asked=2)
+    assert store.kept(mine, None, tmp_path) == mine
+    assert store.kept(theirs, mine, tmp_path) == theirs  # the file holds what was known of it
+    again = replace(mine, asked=3)
+    aside = store.kept(again, mine, tmp_path)
+    assert aside == replace(again, name="n-2") and store.load("n", tmp_path) == theirs
+    assert store.load("n-2", tmp_path) == aside
+    assert store.kept(again, aside, tmp_path).name == "n-3"  # known of another name
+    (tmp_path / "n.json").write_text("{")
+    assert store.kept(mine, theirs, tmp_path).name == "n-4" and (tmp_path / "n.json").read_text() == "{"
+    (tmp_path / "n.json").unlink()
+    assert store.kept(mine, theirs, tmp_path) == mine == store.load("n", tmp_path)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Two that began in the same second, neither with a file when it looked."""
+    if not links:
+
+        def none(beside: str, path: Path) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", none)
+    free = store.free_name
+    looked: list[str] = []
+
+    def late(wish: str, folder: Path | None) -> str:
+        looked.append(wish)
+        return wish if len(looked) < 3 else free(wish, folder)
+
+    monkeypatch.setattr(store, "free_name", late)
+    first, second = (store.kept(replace(TWO, asked=asked), None, tmp_path) for asked in (1, 2))
+    assert [first.name, second.name] == ["n", "n-2"] and len(looked) == 3
+    assert [store.load(each, tmp_path).asked for each in ("n", "n-2")] == [1, 2]
+    assert len([*tmp_path.iterdir()]) == 2
+    assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
 
 
 def test_where_conversations_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,17 +3,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fake_session
 import pytest
+from chats import pairs
 from fake_chat import FakeChat
 from typer.testing import CliRunner
 
 from dgemma_local import cli, cli_chat
+from dgemma_local.chat import store
 from dgemma_local.chat.commands import NAMES
-from dgemma_local.errors import NumericalError, PromptError
+from dgemma_local.errors import DoesNotFit, NumericalError, PromptError
 from dgemma_local.ui.chat import worst
 
 
@@ -164,12 +167,89 @@ def test_a_damaged_file_costs_one_line_and_not_the_chat(session: FakeChat, tmp_p
     bad = tmp_path / "state/dgemma/chats/bad.json"
     bad.write_text("{")
     found = chat("two\n", "--resume", "bad")
-    assert found.exit_code == 0 and found.stderr.splitlines()[0].endswith("a new conversation begins")
-    assert len(session.prompts[-1]) == 1 and bad.read_text() == "{"
+    assert found.exit_code == 2 and "bad.json is damaged" in found.stderr  # a script had meant that one
+    assert not found.stdout and len(session.prompts) == 1 and bad.read_text() == "{"
     listed = CliRunner().invoke(cli.app, ["chat", "--list"])
     assert "bad.json is damaged" in listed.stderr and "good" in listed.stdout and listed.exit_code == 0
     found = chat("/load bad\nthree\n")
     assert "is damaged" in found.stderr and found.stdout == "Hi user\n"
+
+
+def test_who_types_is_told_that_another_conversation_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dgemma_local.ui.chat_input.on_terminal", lambda: True)
+    (tmp_path / "bad.json").write_text('{"format": "dgemma chat", "version": 2}')
+    assert cli_chat._resumed("bad", tmp_path) is None
+    said = capsys.readouterr().err
+    assert "later dgemma" in said and "damaged" not in said and "a new conversation begins" in said
+
+
+def test_two_chats_on_one_conversation_lose_nothing(session: FakeChat, tmp_path: Path) -> None:
+    chat("one\n/save n\n")
+    theirs = tmp_path / "theirs.json"
+    here = tmp_path / "state/dgemma/chats/n.json"
+    told = json.loads(here.read_text())
+    theirs.write_text(json.dumps(told | {"system": "theirs"}))
+    answer = session.answer
+
+    def meanwhile(*said: Any, **rest: Any) -> Any:
+        if len(session.prompts) == 2:  # amid the second answer
+            theirs.replace(here)
+        return answer(*said, **rest)
+
+    session.answer = meanwhile  # type: ignore[method-assign]
+    found = chat("two\nthree\nfour\n", "--resume", "n")
+    assert found.exit_code == 0 and found.stderr.count("n was changed elsewhere and stays so") == 1
+    mine, other = files(tmp_path)
+    assert other["system"] == "theirs" and len(other["turns"]) == 1
+    assert [turn["user"] for turn in mine["turns"]] == ["one", "two", "three", "four"]
+    assert sorted(path.name for path in here.parent.iterdir()) == ["n-2.json", "n.json"]
+
+
+def test_two_chats_of_the_same_second(session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dgemma_local.ui.chat_actions.stamp", lambda: "now")
+    answer = session.answer
+
+    def meanwhile(*said: Any, **rest: Any) -> Any:
+        if not session.prompts:  # amid the first answer
+            store.save(theirs, tmp_path / "state/dgemma/chats")
+        return answer(*said, **rest)
+
+    theirs = replace(pairs(("theirs", "Hi")), name="now")
+    session.answer = meanwhile  # type: ignore[method-assign]
+    found = chat("mine\n/set steps 2\n/clear\n/set steps 3\nlater\n")
+    assert "changed elsewhere" not in found.stderr  # nobody chose the name
+    mine, later, other = files(tmp_path)  # now-2, now-3, now
+    assert [each["turns"][0]["user"] for each in (mine, later, other)] == ["mine", "later", "theirs"]
+    assert [each["settings"]["steps"] for each in (mine, later, other)] == [2, 3, None]
+
+
+def test_clearing_and_renaming_leaves_the_conversation_before(session: FakeChat, tmp_path: Path) -> None:
+    chat("one\n/save a\n/clear\n/save b\ntwo\n/load a\nthree\n")
+    assert [[turn["user"] for turn in each["turns"]] for each in files(tmp_path)] == [["one", "three"], ["two"]]
+
+
+def test_what_a_flag_sets_can_be_read_again(session: FakeChat, tmp_path: Path) -> None:
+    assert chat("one\n", "--max-tokens", str((1 << 30) + 1)).exit_code == 2
+    assert chat("one\n/save n\n", "--max-tokens", str(1 << 30)).exit_code == 0
+    assert chat("two\n", "--resume", "n").exit_code == 0
+
+
+def test_taking_back_the_only_turn_is_saved(session: FakeChat, tmp_path: Path) -> None:
+    chat("one\n/undo\n")
+    assert [each["turns"] for each in files(tmp_path)] == [[]]
+
+
+def test_a_question_that_is_ended_before_its_answer_begins_is_kept(
+    session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*shown: Any) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr("dgemma_local.ui.chat_turn.plain", ended)
+    assert chat("one\n").exit_code == 143
+    assert [(turn["user"], turn["outcome"]) for turn in files(tmp_path)[0]["turns"]] == [("one", "interrupted")]
 
 
 def test_nothing_is_kept_where_that_is_asked(session: FakeChat, tmp_path: Path) -> None:
@@ -190,18 +270,45 @@ def test_a_second_ctrl_c_keeps_the_turn(session: FakeChat, tmp_path: Path) -> No
     assert [(turn["user"], turn["outcome"]) for turn in files(tmp_path)[0]["turns"]] == [("one", "interrupted")]
 
 
-def test_a_turn_whose_reader_has_gone_is_kept(
-    session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 141),
+        (SystemExit(143), 143),
+        (DoesNotFit("no memory is left", "shorten it"), DoesNotFit.exit_code),
+    ],
+)
+def test_a_turn_that_is_ended_amid_its_answer_is_kept(
+    session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
     def gone(events: Any, record: Any, page: Any) -> None:
         for event, seconds in events:
             record.take(event, seconds)
-        raise BrokenPipeError(32, "Broken pipe")
+        raise error
 
     monkeypatch.setattr("dgemma_local.ui.chat_turn.plain", gone)
     monkeypatch.setattr("dgemma_local.cli.lost", lambda error: 141)
-    assert chat("one\ntwo\n").exit_code == 141
-    assert [(turn["user"], turn["answer"]) for turn in files(tmp_path)[0]["turns"]] == [("one", "Hi user")]
+    assert chat("one\n").exit_code == code
+    (turn,) = files(tmp_path)[0]["turns"]
+    assert (turn["user"], turn["answer"], turn["outcome"]) == ("one", "Hi user", "interrupted")
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt(), NumericalError("canvas 0, step 1", "check")])
+def test_a_retry_that_is_torn_leaves_the_whole_answer(
+    session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    from dgemma_local.ui.plain import plain
+
+    def torn(events: Any, record: Any, page: Any) -> None:
+        plain(events, record, page)
+        if len(session.prompts) == 2:
+            raise ends
+
+    monkeypatch.setattr("dgemma_local.ui.chat_turn.plain", torn)
+    session.answers = ("Hi", "user")
+    found = chat("one\n/retry\n")
+    assert "the answer before it stays" in found.stderr and found.exit_code in (8, 130)
+    assert [(turn["answer"], turn["outcome"]) for turn in files(tmp_path)[0]["turns"]] == [("Hi", "complete")]
 
 
 def test_what_is_saved_is_listed_without_torch_and_without_a_line_editor(tmp_path: Path) -> None:
@@ -262,6 +369,18 @@ def test_every_answer_is_recorded_in_a_file_of_its_own(session: FakeChat, tmp_pa
     found = chat("/record run.jsonl\none\ntwo\n/record off\nthree\n")
     assert found.exit_code == 0 and {*tmp_path.glob("*.jsonl")} == {tmp_path / "run.jsonl", tmp_path / "run-2.jsonl"}
     assert '"finished"' in (tmp_path / "run-2.jsonl").read_text()
+
+
+def test_a_recording_takes_no_other_s_place(session: FakeChat, tmp_path: Path) -> None:
+    chat("/record run.jsonl\none\ntwo\n")
+    (tmp_path / "run.jsonl").rename(tmp_path / "run-3.jsonl")
+    kept = {name: (tmp_path / name).read_bytes() for name in ("run-2.jsonl", "run-3.jsonl")}
+    found = chat("/record run.jsonl\none\ntwo\n/record run.jsonl\nthree\n")
+    assert found.exit_code == 2 and "run.jsonl is there already" in found.stderr
+    assert all((tmp_path / name).read_bytes() == raw for name, raw in kept.items())
+    assert sorted(each.name for each in tmp_path.glob("*.jsonl")) == [
+        "run-2.jsonl", "run-3.jsonl", "run-4.jsonl", "run-5.jsonl", "run.jsonl"
+    ]  # fmt: skip
 
 
 def test_an_export_takes_nobody_s_place(session: FakeChat, tmp_path: Path) -> None:

@@ -120,3 +120,12 @@ def test_bash_completes_the_names_of_models(tmp_path: Path) -> None:
     found = subprocess.run([bash, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
     assert found.stderr == ""
     assert {*found.stdout.split()} == {name for name in table() if name.startswith("demo")}
+
+
+def test_a_value_that_a_terminal_cannot_be_trusted_with_is_escaped(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.touch()
+    monkeypatch.setenv("DGEMMA_RUN_SYSTEM", "é\udcff\x9b")
+    found = dgemma("config", "run.system")
+    assert found.exit_code == 0 and r'"é\udcff\u009b"' in found.stdout

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from dgemma_local import cli, cli_doctor
 from dgemma_local.doctor.finding import Level, fail, ok
 from dgemma_local.ui import doctor
 from dgemma_local.ui.terminal import Terminal
@@ -103,3 +105,28 @@ def test_terminals(
     assert seen.level == level and (seen.cure is None) == (level == "OK")
     (piped,) = doctor.look(Terminal(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
     assert piped.level is Level.OK and "not a terminal" in piped.what
+
+
+GROUP: Any = typer.main.get_command(cli.app)
+
+
+def test_defaults_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("DGEMMA_CONFIG", str(path))
+    path.write_text("[run]\nsteps = 8\n", encoding="utf-8")
+    assert [(each.level, each.facts) for each in cli_doctor.defaults(GROUP)] == [(Level.OK, {"run.steps": 8})]
+    path.write_text("[run]\nsteps = 0\n", encoding="utf-8")
+    for name, value in (("RUN_STEPS", "three"), ("CHAT_THINK", "maybe"), ("RUN_STEPZ", "3")):
+        monkeypatch.setenv(f"DGEMMA_{name}", value)
+    seen = list(cli_doctor.defaults(GROUP))
+    assert all(each.level is Level.FAIL and each.cure for each in seen) and len(seen) == 4
+    told = " ".join(each.what for each in seen)
+    assert all(part in told for part in (str(path), "DGEMMA_RUN_STEPS", "DGEMMA_CHAT_THINK", "DGEMMA_RUN_STEPZ"))
+
+
+def test_a_log_and_a_file_that_are_in_the_way_end_no_report(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('none')")
+    (tmp_path / "triton.py").write_text("raise ImportError('none')")
+    done = dgemma("--json", modules=tmp_path, DGEMMA_LOG=str(tmp_path), DGEMMA_RUN_STEPS="three")
+    failed = {each["name"]: each["what"] for each in json.loads(done.stdout)["findings"] if each["level"] == "FAIL"}
+    assert "DGEMMA_LOG" in failed["environment"] and "DGEMMA_RUN_STEPS" in failed["defaults"]

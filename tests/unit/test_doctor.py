@@ -444,6 +444,13 @@ def test_a_disk_that_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     is_cured(found(storage.disk, machine())["disk"], Level.FAIL, "may not be written", "permissions")
 
 
+def test_a_cache_that_is_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "hub").touch()
+    for path in (tmp_path / "hub", tmp_path / "hub" / "deeper"):
+        monkeypatch.setenv("HF_HUB_CACHE", str(path))
+        is_cured(found(storage.disk, machine())["disk"], Level.FAIL, "is no folder", "HF_HOME")
+
+
 COMMIT = "d" * 40
 
 

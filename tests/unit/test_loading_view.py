@@ -1,5 +1,7 @@
 """What a reader sees of a load: nothing of a small one, its bytes of a large one, and what it did where that is asked."""
 
+from dataclasses import replace
+
 import pytest
 
 from dgemma_local.loading import Proof
@@ -60,3 +62,8 @@ def test_a_small_load_or_a_quiet_one_shows_nothing(quiet: bool, capsys: pytest.C
 )
 def test_what_the_operations_run_on_is_said(mode: str, words: tuple[str, ...], said: list[str]) -> None:
     assert list(loading.operation_lines(mode, words)) == said
+
+
+@pytest.mark.parametrize(("seconds", "given"), [(0.005, False), (0.099, False), (0.1, True)])
+def test_a_moment_gives_no_rate(seconds: float, given: bool) -> None:
+    assert ("/s)" in next(loading.proof_lines(replace(PROOF, seconds=seconds)))) == given

@@ -1,11 +1,12 @@
 """Logs: phases and their times, on stderr with -v, in a file with DGEMMA_LOG; never on stdout, never into a picture."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from fake_session import spell
@@ -108,3 +109,60 @@ def test_what_was_tried_again_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     logs.stop()
     said = capsys.readouterr().err
     assert "retried   1.50 s, canvas 1 after 2 steps" in said and "canvas    1.50 s, 1: 2 steps" in said
+
+
+def full_disk(_: object) -> TextIO:
+    return Path("/dev/full").open("a", encoding="utf-8")
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log on a disk that is full."""
+    monkeypatch.setenv("DGEMMA_LOG", str(tmp_path / "dgemma.log"))
+    monkeypatch.setattr(logging.FileHandler, "_open", full_disk)
+
+
+@pytest.mark.usefixtures("full")
+def test_an_answer_outlives_its_log() -> None:
+    found = run()
+    assert found.exit_code == 0 and found.stdout.strip() and "Traceback" not in found.stderr
+    assert found.stderr.count("DGEMMA_LOG") == 1 and "No space left" in found.stderr
+
+
+@pytest.mark.usefixtures("full")
+def test_a_log_that_fails_is_said_when_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.start()
+    logs.log.info("one")
+    logs.log.info("two")
+    logs.flush()
+    assert capsys.readouterr().err == ""
+    logs.stop()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_bytes_that_are_no_text_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DGEMMA_LOG", str(tmp_path / "dgemma.log"))
+    logs.start()
+    logs.log.info("a\udcffb")
+    logs.stop()
+    assert "a\\udcffb" in (tmp_path / "dgemma.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["pipe", "none/dgemma.log", "file/dgemma.log", "n" * 300])
+def test_a_log_where_none_can_be_is_refused_before_it_is_opened(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe without a reader would hold the program for good."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DGEMMA_LOG", str(tmp_path / name))
+    monkeypatch.setattr(logging.FileHandler, "_open", lambda self: pytest.fail("opened"))
+    with pytest.raises(UsageError, match="DGEMMA_LOG"):
+        logs.start()
+
+
+@pytest.mark.parametrize("words", ["config --path", "models", "version", "completion bash", "run --help"])
+def test_a_command_that_logs_nothing_does_without(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DGEMMA_LOG", str(tmp_path))
+    assert CliRunner().invoke(cli.app, words.split()).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["bench", "--demo"]).exit_code == UsageError.exit_code

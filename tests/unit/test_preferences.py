@@ -1,8 +1,10 @@
 """The user's own defaults: what the file and the environment may say, what goes first, and what is idle."""
 
+import errno
 import json
 import os
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -315,3 +317,89 @@ def test_put_says_where_it_cannot_write(tmp_path: Path) -> None:
 def test_no_torch_is_imported() -> None:
     assert "torch" not in {*vars(preferences)} | {*vars(cli_page)}
     assert os.environ["DGEMMA_CONFIG"] == os.devnull  # no test reads the defaults of whoever runs it
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("steps = 24 # don't touch", "steps = 9 # don't touch"),
+        ('steps = 24 # say "nine"', 'steps = 9 # say "nine"'),
+        ('"steps"=24#x', '"steps"=9#x'),
+        ("steps = 'a#b' # c", "steps = 9 # c"),
+        ('steps = "a\\"#b" # c', "steps = 9 # c"),
+        ("steps = ['#', \"#\"]", "steps = 9"),
+    ],
+)
+def test_a_comment_behind_a_value_stays(line: str, after: str) -> None:
+    assert edited(f"[run]\n{line}\n", "run", "steps", "9") == f"[run]\n{after}\n"
+
+
+def test_lines_end_as_they_did_and_the_mark_stays(config: Path) -> None:
+    config.write_bytes(b"\xef\xbb\xbf# mine\r\n[run]\r\nsteps = 8 # few\r\n")
+    for key, value in (("run.steps", "9"), ("run.fps", "5"), ("bench.seed", "3")):
+        preferences.put(KNOWN, config, key, [value])
+    assert config.read_bytes() == (
+        b"\xef\xbb\xbf# mine\r\n[run]\r\nsteps = 9 # few\r\nfps = 5.0\r\n\r\n[bench]\r\nseed = 3\r\n"
+    )
+
+
+def test_a_full_disk_leaves_nothing_behind(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tempfile.NamedTemporaryFile
+
+    def full(*arguments: Any, **named: Any) -> Any:
+        new: Any = whole(*arguments, **named)
+        new.write = refuse
+        return new
+
+    def refuse(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(ConfigError, match="No space left") as found:
+        preferences.put(KNOWN, config, "run.steps", ["9"])
+    assert "make room" in found.value.fix and [*config.parent.iterdir()] == [config]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("run.system", "a\udcffb", "not UTF-8"),
+        ("run.stop", "a\udcffb", "not UTF-8"),
+        ("run.system", " ", "blank"),
+        ("run.stop", "", "blank"),
+        ("run.seed", "-1", "out of range"),
+        ("run.seed", str(1 << 64), "out of range"),
+    ],
+)
+def test_what_a_run_would_refuse_is_not_set(key: str, value: str, said: str, config: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        preferences.put(KNOWN, config, key, [value])
+    assert [*config.parent.iterdir()] == [config] and config.read_bytes() == b""
+
+
+def test_a_stop_string_may_be_a_line_feed(config: Path) -> None:
+    preferences.put(KNOWN, config, "run.stop", ["\n"])
+    assert preferences.read(KNOWN, config) == {"run.stop": ["\n"]}
+
+
+@pytest.mark.parametrize(("name", "meant"), [("DGEMMA_OP", "DGEMMA_OPS"), ("DGEMMA_LOGS", "DGEMMA_LOG")])
+def test_a_mistyped_variable_of_another_kind_is_refused(
+    name: str, meant: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DGEMMA_COMPILE_CACHE", "x")  # of nobody here
+    preferences.check_environment(GROUP, KNOWN)
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(UsageError, match=name) as found:
+        preferences.check_environment(GROUP, KNOWN)
+    assert f"did you mean {meant}?" in found.value.fix
+
+
+def test_an_error_says_where_a_default_comes_from(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("[run]\nthink = true\nthink-tokens = 9999\n", encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_RUN_MAX_TOKENS", "12")
+    said = dgemma("run", "-p", "Hi").stderr
+    for part in (f"run.think-tokens is set in {config}", "--max-tokens is set by DGEMMA_RUN_MAX_TOKENS", "; "):
+        assert part in said.splitlines()[0]
+    assert "set " not in dgemma("run", "-p", "Hi", "--think-tokens", "99", "--max-tokens", "9").stderr
