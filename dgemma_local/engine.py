@@ -137,8 +137,8 @@ class Conversation(Generic[CacheT]):
 
         `stop` gets the answer so far and says how many of its tokens come before a stop string; `first` gets it before
         each canvas, and says which token that one is to begin with. `blank` gets what an end token leaves of the first
-        canvas: where that is nothing for a reader, the canvas begins anew, once, with other noise, and end tokens and
-        pads are not allowed up to where its end stood. `interrupted` is asked between steps. Raises PromptError
+        canvas: where that is nothing for a reader, the canvas begins anew, once, with other noise, and end tokens are
+        not allowed up to where its end stood. `interrupted` is asked between steps. Raises PromptError
         when prompt and one canvas exceed the context, NumericalError on NaN.
         """
         L, room, most = self.model.canvas_length, self.context, self.model.max_positions
@@ -170,11 +170,8 @@ class Conversation(Generic[CacheT]):
                     break
                 block: list[int] = canvas.next.tolist()
                 kept, ended = _cut(answer, block, config.end_ids, max_tokens, stop)
-                end = (
-                    kept if ended == "end" else None
-                )  # without one all of the canvas counts, however little was asked for
-                if not number and ended != "stop" and not rules.banned and blank(block[:end]):
-                    rules = replace(rules, banned=(*config.end_ids, config.pad_id), below=1 if end is None else end + 1)
+                if ended == "end" and not number and not rules.banned and blank(block[:kept]):
+                    rules = replace(rules, banned=tuple(config.end_ids), below=kept + 1)
                     noise = noise.again()
                     yield Retried(canvas=number, reason="empty", steps=canvas.step)
                     continue

@@ -32,7 +32,6 @@ from dgemma_local.ui.page import Page
 
 CLOSE = small().special.channel_close
 ENDS = (1, 106, 50)
-PAD = 0
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 EMPTY, BLANK = says("<turn|>"), says("\n<turn|>")
 THOUGHT = "<|channel>thought\n"
@@ -330,22 +329,12 @@ def test_it_is_tried_once_more_with_other_noise_and_no_end_up_to_there(blank: st
 
     (zero, free, first), (again, held, second) = model_of(session).asked[:2]
     assert (zero, again, free.banned, held.pinned) == (0, 0, (), ())
-    assert (held.banned, held.below) == ((*ENDS, PAD), below)
+    assert (held.banned, held.below) == (ENDS, below)
     ours, other = first.canvas(0), second.canvas(0)
     assert not ours.equal(other) and steps_of(events[at:], 0)[0].fed == tuple(other.tolist())
     assert isinstance(events[-1], Finished)
     assert events[-1].steps == sum(isinstance(event, StepDone) for event in events)
     assert not set(events[-1].tokens[:below]) & set(ENDS)
-
-
-@pytest.mark.parametrize("blank", ["\n\n", "<pad>", "   "])
-def test_so_is_one_without_an_end_whatever_the_budget(blank: str) -> None:
-    for asked in ({}, {"max_tokens": 3}):
-        session = scripted.session(says(blank), says("Hi<turn|>"))
-        events = events_of(session, **asked)
-        assert [event for event in events if isinstance(event, Retried)] == [Retried(canvas=0, reason="empty", steps=2)]
-        held = model_of(session).asked[1][1]
-        assert (held.banned, held.below) == ((*ENDS, PAD), 1)
 
 
 @pytest.mark.parametrize("reason", ["budget", "context"])
@@ -388,6 +377,7 @@ def test_once_is_enough(run: Any) -> None:
         [says(f"{THOUGHT}Hi<turn|>")],
         [says("<|tool_call>call<tool_call|><turn|>")],
         [says("Hi"), EMPTY],
+        [says("\n\n"), EMPTY],
     ],
 )
 def test_what_has_something_to_read_or_is_not_the_first_is_not(script: list[Says]) -> None:

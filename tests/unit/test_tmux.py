@@ -111,7 +111,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_takes_it_back(tmp_path: Path
         assert "at-the-shell" in screen and only_step(screen)
         assert pane.call("display-message", "-p", "#{cursor_flag}").strip() == "0"
         pane.key("c")
-        pane.until(re.compile("run-ended"))
+        pane.until(re.compile(r"complete: \d+ tokens"))
         text = pane.screen(history=True)
     assert residue(text) == []
     assert kept(text)[-3:] == TEXT.split("\n")
