@@ -110,10 +110,14 @@ class Keys:
             handle = self._source.handle  # type: ignore[attr-defined]  # Win32Input's
             return wait_for_handles([handle], int(1000 * seconds)) is not None
         else:
-            if not foreground(self._source.fileno()):  # what is typed is for another
+            terminal = self._source.fileno()
+            if not foreground(terminal):  # what is typed is for another
                 time.sleep(seconds)
                 return False
-            return bool(select.select([self._source.fileno()], [], [], seconds)[0])
+            if not select.select([terminal], [], [], seconds)[0]:
+                return False
+            # Ctrl-Z may have come meanwhile, and a shell have read what was there: to read it, too, would wait for more.
+            return foreground(terminal) and bool(select.select([terminal], [], [], 0)[0])
 
     def _name(self, press: "KeyPress") -> str | None:
         key = str(getattr(press.key, "value", press.key))

@@ -396,6 +396,15 @@ def test_sent_to_the_background_before_the_view_stood_it_draws_nothing() -> None
     assert seen.lines[-len(FOOT) - len(ANSWER) - 1 : -1] == ANSWER + FOOT
 
 
+def test_brought_back_from_the_background_it_draws_again_and_hushes_the_keys() -> None:
+    acts = jobs(("canvas 1 · step 1", b"\x1a"), ("[stopped", b"bg\n"), ("[in the background]", b"fg\n"),
+                ("canvas 1 · step 1", b" "), ("canvas 1 · step 2", b"c"))  # fmt: skip
+    seen = run("--visualize", "--step", shell=True, meanwhile=acts)
+    assert seen.code == 0 and seen.raw.count("[stopped") == 1
+    assert seen.raw.endswith(f"[ended: {ON}]\r\n")
+    assert seen.raw.count("?2004h") == seen.raw.count("?2004l") == 2
+
+
 def test_a_slow_step_stands_again_after_ctrl_z_and_after_a_resize() -> None:
     def narrow(process: subprocess.Popen[bytes], master: int, raw: str) -> None:
         acts(process, master, raw)
