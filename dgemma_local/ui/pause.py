@@ -70,31 +70,38 @@ def modes(fd: int, off: int, on: bytes = b"", back: bytes = b"") -> Iterator[Non
 
 
 class _Modes:
+    """What it takes it gives back, and no more: whoever came before may leave before, where `fg` let them in late."""
+
     def __init__(self, fd: int, off: int, on: bytes, back: bytes) -> None:
         self.fd, self._off, self._on, self._back = fd, off, on, back
-        self._before: list[Any] | None = None  # while it is entered
+        self._taken: tuple[int, Any, Any] | None = None  # flags, VMIN, VTIME, while it is entered
 
     def enter(self) -> None:
         import termios
 
-        if self._before is not None or not foreground(self.fd):
+        if self._taken is not None or not foreground(self.fd):
             return
         with suppress(OSError, termios.error):
-            self._before = termios.tcgetattr(self.fd)
             now = termios.tcgetattr(self.fd)
+            signs = now[6]
+            self._taken = now[3] & self._off, signs[termios.VMIN], signs[termios.VTIME]
             now[3] &= ~self._off
             if self._off & termios.ICANON:
-                now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
+                signs[termios.VMIN], signs[termios.VTIME] = 1, 0
             termios.tcsetattr(self.fd, termios.TCSANOW, now)  # not TCSADRAIN: the terminal may be held
             self._say(self._on)
 
     def leave(self) -> None:
         import termios
 
-        before, self._before = self._before, None
-        if before is not None and foreground(self.fd):
+        taken, self._taken = self._taken, None
+        if taken is not None and foreground(self.fd):
             with suppress(OSError, termios.error):
-                termios.tcsetattr(self.fd, termios.TCSANOW, before)
+                now = termios.tcgetattr(self.fd)
+                now[3] |= taken[0]
+                if taken[0] & termios.ICANON:
+                    now[6][termios.VMIN], now[6][termios.VTIME] = taken[1:]
+                termios.tcsetattr(self.fd, termios.TCSANOW, now)
                 self._say(self._back)
 
     def _say(self, sequence: bytes) -> None:
