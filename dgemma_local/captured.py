@@ -242,6 +242,17 @@ class Captured:
             torch.cuda.set_stream(stream)  # torch leaves its own one behind where a capture fails
         return graph
 
+    def _let_go(self) -> None:
+        """Of the graphs, and with them of their pool; whoever runs a pass next captures it again."""
+        phases = self._chunk, self._first, self._step
+        if all(phase.graph is None for phase in phases):
+            return
+        torch.cuda.synchronize()  # a step that nobody reads may still run
+        self._config, self._pool = None, torch.cuda.graph_pool_handle()  # torch captures into no pool that is gone
+        for phase in phases:
+            phase.graph, phase.ready = None, False
+        torch.cuda.empty_cache()
+
     # ── the engine's verbs ────────────────────────────────────────────────────────────────────────────────────────
 
     def new_cache(self) -> Cache:
@@ -270,10 +281,11 @@ class Captured:
         """ids, at most `joins`, join the cache with the first step of canvas `number`; its steps, until it is done.
 
         Rules change logits, which are never whole here: such a canvas, one of an answer at most or two, takes its steps
-        one by one in the network itself, on the same cache and with the same numbers. Raises DoesNotFit where its logits
-        have no room beside the graphs' own memory.
+        one by one in the network itself, on the same cache and with the same numbers. The graphs go first, since the plan
+        has one working memory for both, and are captured again behind it. Raises DoesNotFit where somebody else took it.
         """
         if rules != sampler.FREE or not isinstance(noise, PhiloxNoise):  # another stream is drawn by its own code
+            self._let_go()
             try:
                 yield from self.network.denoising(ids, number, cache, config, noise, rules)
             except torch.OutOfMemoryError:

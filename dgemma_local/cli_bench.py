@@ -2,12 +2,19 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgemma_local.cli_view import model_names
+from dgemma_local.cli_flags import (
+    Device,
+    Dtype,
+    WithAttentionHeld,
+    WithDevice,
+    WithEmbeddingHeld,
+    WithMlpHeld,
+    flag,
+)
 from dgemma_local.errors import DgemmaError, UsageError
 from dgemma_local.interrupts import import_torch
 
@@ -18,32 +25,9 @@ if TYPE_CHECKING:
 DEMO = "demo"  # its name in models.toml
 
 
-class Dtype(StrEnum):
-    """What the weights are computed in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Device(StrEnum):
-    """Where the model runs."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 def bench(
     demo: Annotated[bool, typer.Option("--demo", help="The demo model: the default where there is no card.")] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="NAME",
-            help="A name from `dgemma models`, or a folder.",
-            autocompletion=model_names,
-        ),
-    ] = None,
+    model: Annotated[str | None, flag("-m --model", "A name from `dgemma models`, or a folder.")] = None,
     synthetic: Annotated[
         str | None,
         typer.Option("--synthetic", metavar="26b", help="The 26B model's shapes with random weights: no file needed."),
@@ -75,16 +59,14 @@ def bench(
             help="Behind a warm-up; all with the same seed. Default: 3; of --view 10 pairs, the fewest.",
         ),
     ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", metavar="N", help="Tokens to plan for. Default: 8192.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of prompts, noise and synthetic weights.")] = 0,
-    fp8_attention: Annotated[bool, typer.Option("--fp8-attention", help="With attention held in FP8.")] = False,
-    fp8_mlp: Annotated[bool, typer.Option("--fp8-mlp", help="With the dense MLP held in FP8.")] = False,
-    fp8_embedding: Annotated[bool, typer.Option("--fp8-embedding", help="With the embedding held in FP8.")] = False,
+    context: Annotated[int | None, flag("--context", "Tokens to plan for. Default: 8192.", min=None)] = None,
+    seed: Annotated[int, flag("--seed", "Of prompts, noise and synthetic weights.")] = 0,
+    fp8_attention: WithAttentionHeld = False,
+    fp8_mlp: WithMlpHeld = False,
+    fp8_embedding: WithEmbeddingHeld = False,
     dtype: Annotated[
         Dtype | None,
-        typer.Option("--dtype", help="Compute in this. Default: as stored; float32 beside transformers on a CPU."),
+        flag("--dtype", "Compute in this. Default: as stored; float32 beside transformers on a CPU."),
     ] = None,
     json_file: Annotated[
         str | None,
@@ -92,10 +74,8 @@ def bench(
             "--json", metavar="FILE", help="The last line of stdout into this file, too, and before it what there is."
         ),
     ] = None,
-    device: Annotated[
-        Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    device: WithDevice = None,
+    quiet: Annotated[bool, flag("--quiet -q", "No progress on stderr.")] = False,
 ) -> None:
     """Measure a model on this machine.
 

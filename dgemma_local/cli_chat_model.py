@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgemma_local.cli_models import Prefer
+from dgemma_local.cli_flags import Prefer
 from dgemma_local.cli_session import picked, reach, recorder, vocabulary
 from dgemma_local.streams import say
 
 if TYPE_CHECKING:
     from dgemma_local.chat.conversation import Settings
+    from dgemma_local.presets import Preset
     from dgemma_local.session import Session, Wishes
     from dgemma_local.tokens import Message
     from dgemma_local.ui.canvas import Vocabulary
@@ -18,10 +19,16 @@ if TYPE_CHECKING:
 
 
 class Opened:
-    """`ui.chat_turn.Model`. Its constructor raises as `session.open_session` does."""
+    """`ui.chat_turn.Model`. Its constructor raises as `session.open_session` does.
 
-    def __init__(self, name: str, wishes: "Wishes", prefer: Prefer | None = None) -> None:
-        self._wishes, self._prefer = wishes, prefer
+    preset: the one among the wishes.
+    """
+
+    def __init__(
+        self, name: str, wishes: "Wishes", prefer: Prefer | None = None, preset: "Preset | None" = None
+    ) -> None:
+        self._wishes, self._prefer, self._wished = wishes, prefer, preset
+        self._preset = preset  # that the session's settings are of
         self._held: Session | None = self._opened(name)
         self._name = self._held.name
 
@@ -50,13 +57,13 @@ class Opened:
         return vocabulary(self._session)
 
     def ask(self, messages: Sequence[Mapping[str, str]], seed: int, settings: "Settings", to: Path | None) -> "Asked":
-        """One answer, not begun; `to` gets its recording. Raises PromptError."""
+        """One answer, not begun; `to` gets its recording. Raises PromptError, and what reading a preset's base does."""
         from dgemma_local.channels import AnswerDecoder, opens_channel
         from dgemma_local.session import timed
         from dgemma_local.ui import Record, Start
         from dgemma_local.ui.chat_turn import Asked
 
-        session, thinking, told = self._session, settings.thinking, _told(messages)
+        session, thinking, told = self._tuned(settings.preset), settings.thinking, _told(messages)
         ids = session.prompt(told, thinking=thinking)
         fresh = partial(AnswerDecoder, session.tokenizer, open_channel=opens_channel(ids, session.tokenizer.special))
         start = Start(
@@ -101,12 +108,26 @@ class Opened:
         self._held = self._opened(name)
         self._name = self._held.name
 
+    def _tuned(self, preset: "Preset | None") -> "Session":
+        """The session with the preset's settings. Those of its own are read again: it holds what it was opened with."""
+        session = self._session
+        if preset != self._preset:
+            from dgemma_local import hub
+            from dgemma_local.config import load_generation_config
+            from dgemma_local.presets import applied
+            from dgemma_local.registry import resolve
+
+            own = load_generation_config(resolve(self._name, hub.folder_of)[1], session.tokenizer.vocab_size)
+            session.generation, self._preset = applied(own, preset), preset
+        return session
+
     def _opened(self, name: str) -> "Session":
         from dgemma_local.session import open_session
         from dgemma_local.ui import loading
 
         with loading.progress() as progress:
             session = open_session(picked(name, self._prefer, quiet=False), self._wishes, progress, say)
+        self._preset = self._wished
         if session.slow_because is not None and session.on_gpu:
             say(f"this runs in plain torch, many times slower than the fused kernels: {session.slow_because}")
         for notice in session.notices:

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from dgemma_local import preferences
+from dgemma_local.cli_page import check_together
 from dgemma_local.errors import UsageError
 from dgemma_local.preferences import Current, Setting
 from dgemma_local.streams import say
+from dgemma_local.toml_file import written
 
 
 def config(
@@ -36,9 +38,10 @@ def config(
     if path:
         typer.echo(file)
         return
-    known = preferences.settings(context.find_root().command)
+    root = context.find_root().command
+    known = preferences.settings(root)
     if key is not None and (values or unset):
-        preferences.put(known, file, key, values or [])
+        preferences.put(known, file, key, values or [], lambda said: check_together(root, said, key))
     elif key is not None:
         preferences.find(known, key)
     standing = preferences.current(known, preferences.read(known, file), file)
@@ -82,7 +85,7 @@ def _shown(value: object) -> str:
     """As in the file; what a terminal cannot be trusted with, such as bytes that are no UTF-8, is escaped."""
     if value is None or value == []:
         return "-"
-    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in preferences.written(value))
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in written(value))
 
 
 def _source(now: Current, file: str) -> str:

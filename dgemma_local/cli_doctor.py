@@ -26,7 +26,7 @@ def doctor(
     """Check everything that a run stands on, and say how to cure what is wrong.
 
     Python and packages, driver and cards, memory and who holds it, disk, fetched checkpoints, the hub, torch and triton,
-    every kernel beside its torch twin on this very card, two steps of the demo model, the terminal. A line each:
+    every kernel beside its torch twin on this very card, an easy answer of the demo model, the terminal. A line each:
 
     OK it is in order · WARN it works, with less than there could be · FAIL it does not work, and the cure is beneath ·
     SKIP there is nothing to check

@@ -28,6 +28,7 @@ _HUB = "HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE, as everywhere."
 _LOADING = (UsageError, UnknownModel, ConfigError, CheckpointError, TokenizerError, DoesNotFit, KernelCrash)
 _VIEW = "visualize view draft slow step fps theme"
 _MEMORY = "model prefer dtype device context vram fp8_attention fp8_embedding fp8_mlp"
+_KEPT = "model system seed max_tokens steps preset think think_tokens show_thinking stop"  # with a conversation
 _SHOWN_ONLY = dict.fromkeys(("slow", "step", "fps", "view", "draft", "theme"), ("visualize",))
 
 PAGES: Mapping[str, Help] = {
@@ -56,10 +57,14 @@ PAGES: Mapping[str, Help] = {
             ("quiet", "stats"),
             ("quiet", "verbose"),
             ("quiet", "show_thinking"),
+            ("as_json", "show_thinking"),
             ("model", "prefer"),
         ),
         yields=(("steps", "preset"),),
         needs={**_SHOWN_ONLY, "no_prompt": ("record_to",), "think_tokens": ("think",)},
+        terminal=("visualize", "step"),
+        less=(("think_tokens", "max_tokens"),),
+        at_most=("context",),
     ),
     "chat": Help(
         examples=(
@@ -79,10 +84,13 @@ PAGES: Mapping[str, Help] = {
             "What is shown": "visualize stats quiet verbose show_thinking",
         },
         exclusive=(("model", "prefer"),),
+        needs={"think_tokens": ("think",)},
+        less=(("think_tokens", "max_tokens"),),
+        at_most=("context",),
         yields=(
             ("steps", "preset"),
             # a conversation that is resumed goes on as it was, unless a flag says otherwise
-            *((own, "resume") for own in "model system seed max_tokens steps think".split()),
+            *((own, "resume") for own in _KEPT.split()),
         ),
     ),
     "replay": Help(

@@ -2,14 +2,22 @@
 
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dgemma_local.cli_flags import (
+    AUTO,
+    Prefer,
+    WithAttentionHeld,
+    WithEmbeddingHeld,
+    WithMlpHeld,
+    WithPrefer,
+    flag,
+    model_names,
+)
 from dgemma_local.cli_page import Page
-from dgemma_local.cli_view import model_names
 from dgemma_local.errors import DoesNotFit, FetchError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
@@ -17,9 +25,6 @@ if TYPE_CHECKING:
     from dgemma_local.registry import Entry
 
 app_models = typer.Typer(invoke_without_command=True, help="List, plan or remove the models of the table.")
-
-AUTO = "auto"
-LARGEST_VRAM = 10_000  # GB; inf is no budget
 
 Name = Annotated[
     str,
@@ -33,17 +38,6 @@ OrAuto = Annotated[
 ]
 
 
-class Prefer(StrEnum):
-    """What `auto` weighs more than room for a long context."""
-
-    quality = "quality"
-
-
-WithPrefer = Annotated[
-    Prefer | None, typer.Option("--prefer", help="With auto: FP8 from 32 GB of VRAM on, not from 40.")
-]
-
-
 def pull(
     name: OrAuto = AUTO,
     prefer: WithPrefer = None,
@@ -54,7 +48,7 @@ def pull(
         bool, typer.Option("--verify", help="Hash what is here already, too, and fetch damaged files again.")
     ] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Fetch it although it does not fit this card.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the folder and errors.")] = False,
+    quiet: Annotated[bool, flag("--quiet -q", "No progress, only the folder and errors.")] = False,
 ) -> None:
     """Fetch a model into the Hugging Face cache; its folder goes to stdout.
 
@@ -126,18 +120,11 @@ def show(
         ),
     ] = AUTO,
     prefer: WithPrefer = None,
-    context: Annotated[
-        int | None, typer.Option("--context", min=1, metavar="N", help="Tokens of prompt and answer. Default: 8192.")
-    ] = None,
-    vram: Annotated[
-        float | None,
-        typer.Option(
-            "--vram", min=0, max=LARGEST_VRAM, metavar="GB", help="Hold it to so much. Default: what is free."
-        ),
-    ] = None,
-    fp8_attention: Annotated[bool, typer.Option("--fp8-attention", help="With attention held in FP8.")] = False,
-    fp8_embedding: Annotated[bool, typer.Option("--fp8-embedding", help="With the embedding held in FP8.")] = False,
-    fp8_mlp: Annotated[bool, typer.Option("--fp8-mlp", help="With the dense MLP held in FP8.")] = False,
+    context: Annotated[int | None, flag("--context", "Tokens of prompt and answer. Default: 8192.")] = None,
+    vram: Annotated[float | None, flag("--vram", "Hold it to so much. Default: what is free.")] = None,
+    fp8_attention: WithAttentionHeld = False,
+    fp8_embedding: WithEmbeddingHeld = False,
+    fp8_mlp: WithMlpHeld = False,
     as_json: Annotated[bool, typer.Option("--json", help="In bytes, as one JSON object.")] = False,
 ) -> None:
     """Plan a model's memory, component by component. Nothing is downloaded but headers.

@@ -5,8 +5,10 @@ Help      what its help says behind the options, and those rules
 dress     gives each command of a group its Help and each option its variable
 """
 
+import math
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +20,11 @@ from typer.core import TyperCommand
 
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, OTHER_WORDS, DgemmaError, UsageError
 from dgemma_local.preferences import WITHOUT, file, leaves, options, variable
+from dgemma_local.toml_file import written
 
 WIDEST = 100  # cells of a line of prose
 _RANK = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # click's names of where a value comes from
+_FLAG = _RANK.index("COMMANDLINE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class Help:
 
     exclusive: pairs of parameters of which the one from the weaker source gives way; both from one source stay, for the
     command to refuse. needs: a parameter that does nothing without one of those others: as a default it is idle then.
+    terminal: parameters that are idle, as a default, where stderr is none. less: pairs of numbers, the first below the
+    second. at_most: numbers that, as a default, are what there is where there is less (`fit.AtMost`). Whatever else the command refuses beside a flag gives way to it, too: its own error says what (`_yielding`).
     """
 
     examples: Sequence[str]
@@ -39,6 +45,9 @@ class Help:
     panels: Mapping[str, str] = field(default_factory=dict)  # the heading over each group of options -> their names
     exclusive: Sequence[tuple[str, str]] = ()
     needs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    terminal: Sequence[str] = ()
+    less: Sequence[tuple[str, str]] = ()
+    at_most: Sequence[str] = ()
     yields: Sequence[tuple[str, str]] = ()  # the first, from a weaker source, gives way to the second
 
 
@@ -67,23 +76,66 @@ class Page(TyperCommand):
         return parser
 
     def invoke(self, ctx: Any) -> Any:
-        """Defaults that a flag overrules, or that have nothing to act on, are what is built in."""
+        """Defaults that a flag overrules, or that have nothing to act on, are what is built in.
+
+        So is one that the command refuses beside something stronger, before it has begun: it is then asked again.
+        """
         if self.page is not None:
             for parameter in _idle(ctx, self.page):
                 ctx.params[parameter] = _built_in(self, parameter)
-        try:
-            return super().invoke(ctx)
-        except UsageError as error:
-            if said := "; ".join(_sources(self, ctx, error.what)):
-                error.what += f" ({said})"
-            raise
+            for parameter in self.page.at_most:
+                if ctx.params[parameter] is not None and _rank(ctx, parameter) < _FLAG:
+                    ctx.params[parameter] = _at_most(ctx.params[parameter])
+        while True:
+            try:
+                return super().invoke(ctx)
+            except UsageError as error:
+                yielding = _yielding(self, ctx, error.what)
+                if not yielding:
+                    if said := "; ".join(_sources(self, ctx, error.what)):
+                        error.what += f" ({said})"
+                    raise
+            for parameter in yielding:
+                ctx.params[parameter] = _built_in(self, parameter)
+
+
+def _at_most(number: int) -> int:
+    from dgemma_local.fit import AtMost
+
+    return AtMost(number)
+
+
+def _named(command: Any, what: str) -> Iterable[tuple[Any, str]]:
+    """The options that an error names."""
+    for parameter, name in options(command):
+        if re.search(rf"(?<![\w-])--{re.escape(name)}(?![\w-])", what):
+            yield parameter, name
+
+
+def _rank(ctx: Any, parameter: str) -> int:
+    source = ctx.get_parameter_source(parameter)
+    return 0 if source is None else _RANK.index(source.name)
+
+
+def _yielding(command: Any, ctx: Any, what: str) -> Sequence[str]:
+    """Of the options that an error names, the defaults of the weakest source.
+
+    None where one source contradicts itself, or the error quotes the value of the only option that it names.
+    """
+    named = {parameter.name: name for parameter, name in _named(command, what)}
+    ranks = {each: _rank(ctx, each) for each in named if ctx.params[each] != _built_in(command, each)}
+    weakest = min(ranks.values(), default=_FLAG)
+    found = [each for each, rank in ranks.items() if rank == weakest]
+    contradicts_itself = len(found) == len(ranks) > 1
+    about_its_value = len(named) == 1 and any(f"--{name} {ctx.params[each]}" in what for each, name in named.items())
+    return [] if weakest in (0, _FLAG) or contradicts_itself or about_its_value else found
 
 
 def _sources(command: Any, ctx: Any, what: str) -> Iterable[str]:
     """Of each option that an error names, where it is set if not on the command line."""
-    for parameter, name in options(command):
+    for parameter, name in _named(command, what):
         source = ctx.get_parameter_source(parameter.name)
-        if source is None or not re.search(rf"(?<![\w-])--{re.escape(name)}(?![\w-])", what):
+        if source is None:
             continue
         if source.name == "DEFAULT_MAP":
             yield f"{'.'.join((*command.words, name))} is set in {file()}"
@@ -92,22 +144,43 @@ def _sources(command: Any, ctx: Any, what: str) -> Iterable[str]:
 
 
 def _idle(ctx: Any, page: Help) -> Iterable[str]:
-    def rank(parameter: str) -> int:
-        source = ctx.get_parameter_source(parameter)
-        return 0 if source is None else _RANK.index(source.name)
+    rank = partial(_rank, ctx)
+    dropped: set[str] = set()
 
     def given(parameter: str) -> bool:
         return parameter not in dropped and rank(parameter) > 0 and ctx.params[parameter] not in (None, False, [], ())
 
-    dropped: set[str] = set()
+    drawn = sys.stderr is not None and sys.stderr.isatty()
+    dropped |= {each for each in page.terminal if given(each) and rank(each) < _FLAG and not drawn}
     for one, other in page.exclusive:
         if given(one) and given(other) and rank(one) != rank(other):
             dropped.add(min(one, other, key=rank))
     dropped |= {one for one, other in page.yields if given(one) and given(other) and rank(one) < rank(other)}
     for parameter, others in page.needs.items():
-        if given(parameter) and rank(parameter) < _RANK.index("COMMANDLINE") and not any(map(given, others)):
+        if given(parameter) and rank(parameter) < _FLAG and not any(map(given, others)):
             dropped.add(parameter)
     return dropped
+
+
+def check_together(group: Any, said: Mapping[str, Any], key: str) -> None:
+    """said: what a file is to say, by key. Raises UsageError where `key` and another of them contradict each other."""
+    command = dict(leaves(group)).get((*key.split(".")[:-1],))
+    if not isinstance(command, Page) or command.page is None:
+        return
+    page = command.page
+    keys = {parameter.name: ".".join((*command.words, name)) for parameter, name in options(command)}
+    given = {name: said[each] for name, each in keys.items() if said.get(each) not in (None, False, [])}
+    pairs = [
+        *page.exclusive,
+        *((one, other) for one, other in page.less if given.get(one, 0) >= given.get(other, math.inf)),
+    ]
+    for one, other in pairs:
+        if key in (keys.get(one), keys.get(other)) and one in given and other in given:
+            mine, theirs = (one, other) if key == keys[one] else (other, one)
+            raise UsageError(
+                f"{key} = {written(given[mine])} contradicts {keys[theirs]} = {written(given[theirs])}",
+                f"`dgemma config {keys[theirs]} --unset` first",
+            )
 
 
 def _built_in(command: Any, name: str) -> Any:

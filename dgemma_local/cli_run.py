@@ -2,26 +2,40 @@
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import Annotated, ParamSpec
 
 import typer
 
 from dgemma_local import logs
-from dgemma_local.cli_bench import Device, Dtype
-from dgemma_local.cli_models import AUTO, LARGEST_VRAM, WithPrefer
+from dgemma_local.cli_flags import (
+    AUTO,
+    LARGEST_SEED,
+    WithDevice,
+    WithDtype,
+    WithFp8Attention,
+    WithFp8Embedding,
+    WithFp8Mlp,
+    WithPrefer,
+    WithPreset,
+    WithSteps,
+    WithStop,
+    WithThink,
+    WithThinkTokens,
+    WithVram,
+    check_prefer,
+    check_stop,
+    check_think_tokens,
+    flag,
+    wishes,
+)
 from dgemma_local.cli_session import picked, reach, recorder, vocabulary
-from dgemma_local.cli_view import WithDraft, WithPreset, WithTheme, WithView, model_names
+from dgemma_local.cli_view import WithDraft, WithTheme, WithView
 from dgemma_local.errors import DgemmaError, EmptyAnswer, RecordingError, ThoughtOnly, UsageError
 from dgemma_local.interrupts import import_torch
-from dgemma_local.streams import say
-
-if TYPE_CHECKING:
-    pass
-
-LARGEST_SEED = (1 << 64) - 1
+from dgemma_local.streams import Ended, say
 
 Given = ParamSpec("Given")  # the flags
 
@@ -35,7 +49,7 @@ def _ending_in_json(command: Callable[Given, None]) -> Callable[Given, None]:
             command(*args, **flags)
         except (UsageError, EmptyAnswer, ThoughtOnly):
             raise  # nothing was begun; `finished` has said it
-        except (DgemmaError, KeyboardInterrupt) as error:
+        except (DgemmaError, KeyboardInterrupt, Ended) as error:
             if flags.get("as_json"):
                 from dgemma_local.ui.plain import json_error
 
@@ -49,74 +63,37 @@ def _ending_in_json(command: Callable[Given, None]) -> Callable[Given, None]:
 def run(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Prompt file in UTF-8; - is stdin.")] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt itself.")] = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System turn before it.")] = None,
+    system: Annotated[str | None, flag("--system", "System turn before it.")] = None,
     model: Annotated[
         str,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="NAME",
-            autocompletion=model_names,
-            help="A name from `dgemma models`, or a folder. auto: the checkpoint for this card where it is fetched, else the demo.",
+        flag(
+            "-m --model",
+            "A name from `dgemma models`, or a folder. auto: the checkpoint for this card where it is fetched, else the demo.",
         ),
     ] = AUTO,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", metavar="N", help="The same seed, the same answer. Default: random, and shown."),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, metavar="N", help="Thought and answer together.")
-    ] = 1024,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps", min=1, max=4096, metavar="N", help="Denoising steps a canvas, at most. Default: the model's."
-        ),
-    ] = None,
+    seed: Annotated[int | None, flag("--seed", "The same seed, the same answer. Default: random, and shown.")] = None,
+    max_tokens: Annotated[int, flag("--max-tokens", "Thought and answer together.")] = 1024,
+    steps: WithSteps = None,
     preset: WithPreset = None,
-    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Compute in this. Default: as stored.")] = None,
-    device: Annotated[
-        Device | None, typer.Option("--device", help="Default: the card if there is one; the demo runs on the CPU.")
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option("--context", min=1, metavar="N", help="Tokens of prompt and answer to plan for. Default: 8192."),
-    ] = None,
-    vram: Annotated[
-        float | None,
-        typer.Option(
-            "--vram", min=0, max=LARGEST_VRAM, metavar="GB", help="Stay within so much. Default: what is free."
-        ),
-    ] = None,
+    dtype: WithDtype = None,
+    device: WithDevice = None,
+    context: Annotated[int | None, flag("--context", "Tokens of prompt and answer to plan for. Default: 8192.")] = None,
+    vram: WithVram = None,
     prefer: WithPrefer = None,
-    fp8_attention: Annotated[
-        bool, typer.Option("--fp8-attention", help="Hold 16-bit attention weights in FP8: 1.1 GB less.")
-    ] = False,
-    fp8_embedding: Annotated[
-        bool, typer.Option("--fp8-embedding", help="Hold the embedding, which is the head, in FP8: 0.7 GB less.")
-    ] = False,
-    fp8_mlp: Annotated[
-        bool,
-        typer.Option("--fp8-mlp", help="Hold the dense MLP in FP8, multiplied at its rate: faster on a card."),
-    ] = False,
-    think: Annotated[bool, typer.Option("--think", help="Let the model think first.")] = False,
-    think_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--think-tokens", min=1, metavar="N", help="With --think: after so many tokens of thought, the answer."
-        ),
-    ] = None,
+    fp8_attention: WithFp8Attention = False,
+    fp8_embedding: WithFp8Embedding = False,
+    fp8_mlp: WithFp8Mlp = False,
+    think: WithThink = False,
+    think_tokens: WithThinkTokens = None,
     show_thinking: Annotated[
-        bool, typer.Option("--show-thinking", help="Thoughts on stderr, dimmed; else a line says how long they were.")
+        bool, flag("--show-thinking", "Thoughts on stderr, dimmed; else a line says how long they were.")
     ] = False,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this; may be repeated.")
-    ] = None,
+    stop: WithStop = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every event as one JSON object a line.")] = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Counts and timings on stderr; with --json in every event.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer, errors and the demo's label.")] = False,
+    quiet: Annotated[bool, flag("--quiet -q", "Only the answer, errors and the demo's label.")] = False,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -125,9 +102,7 @@ def run(
             help="On stderr what was loaded (tensors, bytes, the plan, a checksum), and what took how long.",
         ),
     ] = False,
-    visualize: Annotated[
-        bool, typer.Option("--visualize", help="Show the canvas while it settles, on stderr.")
-    ] = False,
+    visualize: Annotated[bool, flag("--visualize", "Show the canvas while it settles, on stderr.")] = False,
     slow: Annotated[
         float,
         typer.Option(
@@ -164,52 +139,53 @@ def run(
 
     Tool calls, the seed, notices, and thoughts with --show-thinking go to stderr; --quiet drops them.
     """
-    _check_flags(seed, stop or [], as_json=as_json, visualize=visualize, stats=stats, quiet=quiet)
-    _check_thinking(max_tokens, think_tokens, think=think, show=show_thinking, as_json=as_json, quiet=quiet)
-    if quiet and verbose:
-        raise UsageError("--quiet keeps stderr empty, and --verbose writes there", "drop one of them")
-    if prefer is not None and model != AUTO:
-        raise UsageError("--prefer has nothing to choose from", "drop it, or -m")
+    _check_seed(seed)
+    on_stderr = {
+        "--visualize": visualize,
+        "--stats": stats and not as_json,
+        "--show-thinking": show_thinking,
+        "--verbose": verbose,
+    }
+    _check_written(on_stderr, as_json=as_json, quiet=quiet)
+    check_stop(stop or ())
+    check_think_tokens(think_tokens, max_tokens, think=think)
+    check_prefer(prefer, model)
     shown = {"--slow": slow, "--step": step, "--fps": fps, "--view": view, "--draft": draft, "--theme": theme}
-    for flag, given in shown.items():
+    for name, given in shown.items():
         if given and not visualize:
-            raise UsageError(f"{flag} has nothing to show", "add --visualize")
+            raise UsageError(f"{name} has nothing to show", "add --visualize")
     if no_prompt and record_to is None:
         raise UsageError("--no-prompt has nothing to leave it out of", "add --record FILE")
     if record_to is not None:
         from dgemma_local.recording import check_target
 
         check_target(record_to)
-    from dgemma_local.ui.prompt import check, read, utf8
+    from dgemma_local.ui.prompt import check, read
 
     text = read(file, prompt)
     if system is not None:
         check(system, "--system")
-    for each in stop or ():
-        utf8(each, "--stop")
 
     logs.start(verbose=verbose)
     with logs.phase("torch"):
         import_torch()  # from here on, after the cheap checks
     from dgemma_local.channels import AnswerDecoder, opens_channel
-    from dgemma_local.session import Wishes, open_session, timed
+    from dgemma_local.session import open_session, timed
     from dgemma_local.tokens import Message
     from dgemma_local.ui import Record, Start, Wanted, loading, show
 
-    wishes = Wishes(
-        dtype=dtype.value if dtype else None,
-        device=device.value if device else None,
+    asked = wishes(
+        dtype=dtype,
+        device=device,
         context=context,
         vram=vram,
-        fp8_attention=fp8_attention,
-        fp8_embedding=fp8_embedding,
-        fp8_mlp=fp8_mlp,
-        checksum=verbose,
+        fp8=(fp8_attention, fp8_embedding, fp8_mlp),
         steps=steps,
-        preset=preset.value if preset else None,
+        preset=preset,
+        checksum=verbose,
     )
     with loading.progress(quiet=quiet) as progress:
-        session = open_session(picked(model, prefer, quiet=quiet), wishes, progress, say if not quiet else _nothing)
+        session = open_session(picked(model, prefer, quiet=quiet), asked, progress, say if not quiet else _nothing)
     logs.flush()  # nothing is drawn just now
     if verbose:
         loading.show_proof(session.planned, session.proof, session.mode, session.words)
@@ -269,37 +245,21 @@ def run(
         raise typer.Exit(code)
 
 
-def _check_flags(
-    seed: int | None, stop: list[str], *, as_json: bool, visualize: bool, stats: bool, quiet: bool
-) -> None:
-    """Raises UsageError for flags that contradict each other, would do nothing, or are out of range."""
+def _check_seed(seed: int | None) -> None:
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
         raise UsageError(f"the seed {seed} is out of range", f"give a whole number from 0 to {LARGEST_SEED}")
-    if as_json and visualize:
+
+
+def _check_written(on_stderr: Mapping[str, bool], *, as_json: bool, quiet: bool) -> None:
+    """Raises UsageError for flags of what is written that contradict each other, or would do nothing."""
+    if as_json and on_stderr["--visualize"]:
         raise UsageError("--json and --visualize exclude each other", "drop one of them")
-    if quiet and visualize:
-        raise UsageError("--quiet keeps stderr empty, and --visualize draws there", "drop one of them")
-    if quiet and stats and not as_json:
-        raise UsageError("--quiet keeps stderr empty, and --stats writes there", "drop one of them, or add --json")
-    if not all(stop):
-        raise UsageError("a --stop string is empty", "give the text to stop at")
-
-
-def _check_thinking(
-    max_tokens: int, think_tokens: int | None, *, think: bool, show: bool, as_json: bool, quiet: bool
-) -> None:
-    """Raises UsageError where a flag about thoughts would do nothing, or leaves no room for an answer."""
-    if think_tokens is not None and not think:
-        raise UsageError("--think-tokens has no thought to bound", "add --think")
-    if think_tokens is not None and think_tokens >= max_tokens:
-        raise UsageError(
-            f"--think-tokens {think_tokens} leaves nothing of --max-tokens {max_tokens} for an answer",
-            "raise --max-tokens, or think less",
-        )
-    if show and as_json:
+    if as_json and on_stderr["--show-thinking"]:
         raise UsageError("--show-thinking adds nothing to --json, which has the thoughts", "drop one of them")
-    if show and quiet:
-        raise UsageError("--quiet keeps stderr empty, and --show-thinking writes there", "drop one of them")
+    for name, given in on_stderr.items():
+        if quiet and given:
+            more = ", or add --json" if name == "--stats" else ""
+            raise UsageError(f"--quiet keeps stderr empty, and {name} writes there", f"drop one of them{more}")
 
 
 def _nothing(_: str) -> None:

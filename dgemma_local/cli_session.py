@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgemma_local import __version__
-from dgemma_local.cli_models import AUTO, Prefer
+from dgemma_local.cli_flags import AUTO, Prefer
 from dgemma_local.streams import say
 
 if TYPE_CHECKING:

@@ -1,22 +1,9 @@
-"""How a canvas is denoised and looked at: flags that commands share."""
+"""How a canvas is looked at: flags that commands share."""
 
 from enum import StrEnum
 from typing import Annotated
 
 import typer
-
-from dgemma_local.errors import DgemmaError
-from dgemma_local.presets import Preset
-
-
-def model_names(incomplete: str) -> list[str]:
-    """What a shell may complete a model's name to. A table that is broken completes nothing."""
-    from dgemma_local.registry import RESERVED, table
-
-    try:
-        return [name for name in (*table(), *RESERVED) if name.startswith(incomplete)]
-    except DgemmaError:
-        return []
 
 
 class View(StrEnum):
@@ -53,10 +40,3 @@ WithDraft = Annotated[
     ),
 ]
 WithTheme = Annotated[Theme | None, typer.Option("--theme", help="Colours for this ground. Default: auto.")]
-WithPreset = Annotated[
-    Preset | None,
-    typer.Option(
-        "--preset",
-        help="Steps, entropy bound and thresholds by name: fast, balanced (the model's own) or quality. --steps goes before.",
-    ),
-]

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from dgemma_local.errors import ConfigError
 
 ARCHITECTURE = "diffusion_gemma"
+DENOISING = ("sampler_config", "max_denoising_steps", "t_min", "t_max")  # keys that no autoregressive model has
 
 Kind = Literal["sliding", "full"]
 _KINDS: dict[str, Kind] = {"sliding_attention": "sliding", "full_attention": "full"}
@@ -253,10 +254,15 @@ def load_model_config(folder: Path) -> ModelConfig:
 def load_generation_config(folder: Path, vocab_size: int | None = None) -> GenerationConfig:
     """`folder/generation_config.json` -> GenerationConfig. Its end ids count, not config.json's: they differ (50).
 
-    vocab_size is the model's; None: the ids are not compared with it. Raises ConfigError as `load_model_config` does, and
-    on an id that the vocabulary does not have.
+    vocab_size is the model's; None: the ids are not compared with it. Raises ConfigError as `load_model_config` does, on
+    the file of an autoregressive model, and on an id that the vocabulary does not have.
     """
     keys = _read(folder, "generation_config.json")
+    if not any(key in keys for key in DENOISING):
+        raise ConfigError(
+            f"generation_config.json is that of an autoregressive model: it has none of {', '.join(DENOISING)}",
+            "use the one published with the DiffusionGemma checkpoint, which says how a canvas is denoised",
+        )
     sampler = keys.section("sampler_config")
     name = sampler.raw("_cls_name")
     if name != "EntropyBoundSamplerConfig":

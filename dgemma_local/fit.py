@@ -7,6 +7,7 @@
         canvas × vocabulary    one [L, V] of fp32 logits, and blocks of it: head, sampler, soft embedding
         denoising step         activations of one layer, L rows
         prefill chunk          the same for PREFILL_CHUNK rows, and their masks
+                           graphs keep theirs between passes, and go before a canvas whose logits are whole (`captured`)
     CUDA context     on a card, beside all that
 
 The cache is allocated as planned, and a step back in the conversation (`slack`) is what a tight plan gives up first.
@@ -38,6 +39,10 @@ CUDA_CONTEXT = 500 * 10**6
 
 
 # ── what it takes ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class AtMost(int):
+    """A context, in tokens, that gives way to what the model has and what fits: a user's default. Any other is firm."""
 
 
 @dataclass(frozen=True, slots=True)

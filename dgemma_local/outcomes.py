@@ -4,7 +4,7 @@ Several may be true of one answer. The one that keeps a reader furthest from wha
 
     refused         11   the plan of the memory had no room; nothing ran
     numeric          8   NaN or infinity: canvas, step and layer are named, nothing of that step is shown
-    interrupted    130   Ctrl-C; what was committed stands
+    interrupted    130   Ctrl-C; what was committed stands. SIGTERM and SIGHUP end in it, too, with 143 and 129
     empty            9   nothing for the reader, no limit has cut it, and an empty first canvas was tried once more
     thought only    16   all of it is thought
     token limit     17   cut at --max-tokens, or where the context has no room for another canvas
@@ -163,7 +163,7 @@ def of_error(error: BaseException) -> Outcome | None:
             return Outcome.NUMERIC
         case DoesNotFit():
             return Outcome.REFUSED
-        case KeyboardInterrupt():
+        case KeyboardInterrupt() | SystemExit():
             return Outcome.INTERRUPTED
         case _:
             return None

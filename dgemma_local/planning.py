@@ -14,7 +14,7 @@ from dgemma_local.card import Card, cards, host_memory
 from dgemma_local.checkpoint import Checkpoint
 from dgemma_local.config import ModelConfig
 from dgemma_local.errors import UsageError
-from dgemma_local.fit import Estimate, Verdict, budget, estimate, verdict
+from dgemma_local.fit import AtMost, Estimate, Verdict, budget, estimate, verdict
 from dgemma_local.layout import Options, Plan, plan
 from dgemma_local.schemes import scheme_of
 
@@ -49,11 +49,13 @@ def plan_run(
 ) -> Planned:
     """`context` None: DEFAULT_CONTEXT, or all that the model has. `vram` in GB; without it, what is free now.
 
-    `card` is the one to plan for; None: the first.
+    `card` is the one to plan for; None: the first. `context` may be `AtMost`: then it is shortened to what the model has.
 
     Raises UsageError on a context that the model does not have, CheckpointError as `layout.plan` does.
     """
     least, most = config.canvas_length + 1, config.max_positions
+    if isinstance(context, AtMost):
+        context = max(least, min(context, most))
     if context is not None and not least <= context <= most:
         raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
     if vram is not None and not 0 <= vram < math.inf:

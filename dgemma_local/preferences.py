@@ -11,15 +11,9 @@ commands themselves, and so is every check: a new option is a new key.
 
 import codecs
 import difflib
-import errno
-import io
-import json
 import os
-import re
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -30,6 +24,7 @@ import typer
 from dgemma_local import toml_file
 from dgemma_local.errors import ConfigError, UsageError
 from dgemma_local.registry import expand, user_folder
+from dgemma_local.toml_file import edited, written
 
 BUILT_IN = "built in"
 # Of one run alone: what it reads, where it writes, what is agreed to.
@@ -272,10 +267,17 @@ def find(known: Mapping[str, Setting], key: str) -> Setting:
     return known[key]
 
 
-def put(known: Mapping[str, Setting], path: Path, key: str, values: Sequence[str]) -> None:
+def put(
+    known: Mapping[str, Setting],
+    path: Path,
+    key: str,
+    values: Sequence[str],
+    check: Callable[[Mapping[str, Any]], None] = lambda said: None,
+) -> None:
     """Writes one key, and leaves every other line as it is; no values: takes it away.
 
-    Raises UsageError on a key or value without a meaning, ConfigError where the file cannot be read, edited or written.
+    check: hears what the file is to say, and raises what stands against it. Raises UsageError on a key or value without a
+    meaning, ConfigError where the file cannot be read, edited or written.
     """
     setting = find(known, key)
     if len(values) > 1 and not setting.many:
@@ -298,13 +300,14 @@ def put(known: Mapping[str, Setting], path: Path, key: str, values: Sequence[str
         if setting.name == "seed" and not 0 <= wanted[key] < 1 << 64:
             raise UsageError(f"{key} = {values[0]} is out of range", f"give a whole number from 0 to {(1 << 64) - 1}")
         literal = written(wanted[key])
+        check(wanted)
     raw = path.read_bytes() if before or path.exists() else b""
     mark = codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b""
     text = raw.removeprefix(mark).decode()
     after = edited(text, ".".join(setting.command), setting.name, literal)
     if not _says(after, wanted, known, path):  # dotted keys, inline tables, values over several lines
         raise ConfigError(f"{path} is written in a way that cannot be edited here", f"set {key} in it by hand")
-    _write(path, mark + after.encode())
+    toml_file.write(path, mark + after.encode(), "set DGEMMA_CONFIG")
 
 
 def _is_utf8(text: str) -> bool:
@@ -320,70 +323,3 @@ def _says(text: str, wanted: Mapping[str, Any], known: Mapping[str, Setting], pa
         return dict(_flat(tomllib.loads(text), known, path)) == wanted
     except ValueError:
         return False
-
-
-def written(value: object) -> str:
-    """A value in TOML."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(written, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-# Of one line, up to a comment: a # within quotes is of the value.
-_VALUE = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^"'#])*?"""
-
-
-def edited(text: str, table: str, name: str, literal: str | None) -> str:
-    """The file with `name = literal` in [table], or without `name`; every other line, and a comment behind it, stays.
-
-    Lines end as the first one does.
-    """
-    lines = list(io.StringIO(text))  # unlike splitlines, at line feeds alone, as TOML's
-    end_of_line = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += end_of_line
-    header = next((at for at, line in enumerate(lines) if _header(line) == table), None)
-    if header is None:
-        added = [*([""] if lines else []), f"[{table}]", f"{name} = {literal}"] if literal is not None else []
-        return "".join([*lines, *(f"{each}{end_of_line}" for each in added)])
-    end = next((at for at in range(header + 1, len(lines)) if _header(lines[at]) is not None), len(lines))
-    line = re.compile(rf"(\s*[\"']?{re.escape(name)}[\"']?\s*=\s*){_VALUE}(\s*#.*)?\s*")
-    for at in range(header + 1, end):
-        if found := line.fullmatch(lines[at]):
-            comment = (found[2] or "").rstrip()
-            lines[at] = "" if literal is None else f"{found[1]}{literal}{comment}{end_of_line}"
-            return "".join(lines)
-    if literal is not None:
-        last = max(at for at in range(header, end) if lines[at].strip())
-        lines.insert(last + 1, f"{name} = {literal}{end_of_line}")
-    return "".join(lines)
-
-
-def _header(line: str) -> str | None:
-    found = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line.rstrip("\n"))
-    return None if found is None else found[1].replace(" ", "")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all; through a link, to where it leads. Raises ConfigError."""
-    try:
-        path = path.resolve()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".config-", delete=False)  # noqa: SIM115 - renamed
-        try:
-            with new:
-                new.write(content)
-            with suppress(FileNotFoundError):
-                Path(new.name).chmod(path.stat().st_mode)
-            Path(new.name).replace(path)
-        except BaseException:
-            Path(new.name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        cure = "make room on that disk" if full else "check its permissions"
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", f"{cure}, or set DGEMMA_CONFIG") from None

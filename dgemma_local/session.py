@@ -6,14 +6,11 @@ for event in session.answer([{"role": "user", "content": "Hello"}], seed=1):
 """
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -25,7 +22,8 @@ from dgemma_local.config import GenerationConfig, load_generation_config, load_m
 from dgemma_local.engine import Conversation, never
 from dgemma_local.errors import DoesNotFit, KernelCrash, UsageError
 from dgemma_local.events import Event
-from dgemma_local.interrupts import Flag
+from dgemma_local.fit import AtMost
+from dgemma_local.interrupts import Flag, noting_ctrl_c
 from dgemma_local.layout import Options
 from dgemma_local.loading import Proof, fill
 from dgemma_local.model import DiffusionGemma
@@ -130,7 +128,7 @@ class Session:
         noise = PhiloxNoise(seed, model.canvas_length, self.tokenizer.vocab_size, model.device)
         prompt = self.prompt(messages, thinking=thinking)
         self.pressed.clear()
-        with _ctrl_c(self.pressed), _memory_told():
+        with noting_ctrl_c(self.pressed), _memory_told():
             yield from self.conversation.answer(
                 prompt,
                 config,
@@ -183,7 +181,7 @@ class Wishes:
 
     dtype: str | None = None  # "float32", "bfloat16"; None: as stored
     device: str | None = None  # "cpu", "cuda"; None: a card if there is one, and the demo on the CPU
-    context: int | None = None  # tokens of prompt and answer that memory is planned for
+    context: int | None = None  # tokens of prompt and answer that memory is planned for; may be `AtMost`
     vram: float | None = None  # GB to stay within; None: what is free
     fp8_attention: bool = False
     fp8_embedding: bool = False
@@ -226,7 +224,8 @@ def open_session(
     with logs.phase("plan"):
         planned = plan_run(checkpoint, config, options, device=device, context=wishes.context, vram=wishes.vram)
     agreed, said = planned.agreed, planned.verdict
-    if said is not None and (agreed is None or (wishes.context is not None and not said.fits)):
+    firm = wishes.context is not None and not isinstance(wishes.context, AtMost)
+    if said is not None and (agreed is None or (firm and not said.fits)):
         raise lock.named(said.error(name), _hold(device, planned).other)
     assert agreed is not None
     hold = _hold(device, planned)
@@ -317,22 +316,3 @@ def _memory_told() -> Iterator[None]:
         raise KernelCrash(
             f"the card gave up while answering: {what}", "run again with DGEMMA_OPS=torch, and see `dgemma doctor`"
         ) from None
-
-
-@contextmanager
-def _ctrl_c(pressed: Flag) -> Iterator[None]:
-    """The first Ctrl-C sets `pressed`; after it Python's own handler is back, so that a second one stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def press(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        pressed.set()
-
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: not installed by Python

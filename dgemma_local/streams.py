@@ -12,8 +12,8 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from dgemma_local.errors import BROKEN_PIPE, DgemmaError
+from dgemma_local.interrupts import ENDINGS
 
-_ENDINGS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -30,20 +30,27 @@ def prepare() -> None:
             OSError, ValueError
         ):  # a pipe left non-blocking by its other owner would lose what it cannot hold
             os.set_blocking(stream.fileno(), True)
-    for number in _ENDINGS:
+    for number in ENDINGS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
             signal.signal(number, _leave)
 
 
+class Ended(SystemExit):
+    """By a signal that asks to leave; its code is 128 more than the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
 def _leave(number: int, _: object) -> NoReturn:
-    for each in _ENDINGS:  # another one would break off what gives the terminal back
+    for each in ENDINGS:  # another one would break off what gives the terminal back
         signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
+    raise Ended(number)
 
 
 def release() -> None:
     """Once all is done: a signal that comes while the interpreter leaves ends the process, without a traceback."""
-    for number in (signal.SIGINT, *_ENDINGS):
+    for number in (signal.SIGINT, *ENDINGS):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 

@@ -1,7 +1,16 @@
-"""A user's TOML file, read: no file is no settings, and what cannot be read is one line and its cure."""
+"""A user's TOML file, read and edited: no file is no settings, what cannot be read is one line and its cure.
+
+An edit changes one line, and leaves every other one as its owner wrote it: TOML is for people.
+"""
 
 import codecs
+import errno
+import io
+import json
+import re
+import tempfile
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +45,73 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):
         return "…"
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+# ── edited ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(value: object) -> str:
+    """A value in TOML."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+# Of one line, up to a comment: a # within quotes is of the value.
+_VALUE = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^"'#])*?"""
+
+
+def edited(text: str, table: str, name: str, literal: str | None) -> str:
+    """The file with `name = literal` in [table], or without `name`; every other line, and a comment behind it, stays.
+
+    Lines end as the first one does.
+    """
+    lines = list(io.StringIO(text))  # unlike splitlines, at line feeds alone, as TOML's
+    end_of_line = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += end_of_line
+    header = next((at for at, line in enumerate(lines) if _header(line) == table), None)
+    if header is None:
+        added = [*([""] if lines else []), f"[{table}]", f"{name} = {literal}"] if literal is not None else []
+        return "".join([*lines, *(f"{each}{end_of_line}" for each in added)])
+    end = next((at for at in range(header + 1, len(lines)) if _header(lines[at]) is not None), len(lines))
+    line = re.compile(rf"(\s*[\"']?{re.escape(name)}[\"']?\s*=\s*){_VALUE}(\s*#.*)?\s*")
+    for at in range(header + 1, end):
+        if found := line.fullmatch(lines[at]):
+            comment = (found[2] or "").rstrip()
+            lines[at] = "" if literal is None else f"{found[1]}{literal}{comment}{end_of_line}"
+            return "".join(lines)
+    if literal is not None:
+        last = max(at for at in range(header, end) if lines[at].strip())
+        lines.insert(last + 1, f"{name} = {literal}{end_of_line}")
+    return "".join(lines)
+
+
+def _header(line: str) -> str | None:
+    found = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line.rstrip("\n"))
+    return None if found is None else found[1].replace(" ", "")
+
+
+def write(path: Path, content: bytes, otherwise: str) -> None:
+    """Whole or not at all; through a link, to where it leads. Raises ConfigError, whose cure may be `otherwise`."""
+    try:
+        path = path.resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".config-", delete=False)  # noqa: SIM115 - renamed
+        try:
+            with new:
+                new.write(content)
+            with suppress(FileNotFoundError):
+                Path(new.name).chmod(path.stat().st_mode)
+            Path(new.name).replace(path)
+        except BaseException:
+            Path(new.name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "make room on that disk" if full else "check its permissions"
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", f"{cure}, or {otherwise}") from None

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dgemma_local.chat.conversation import SEEDS, Conversation, Settings, Turn
+from dgemma_local.presets import Preset
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 TURNS = st.builds(
@@ -21,6 +22,7 @@ SETTINGS = st.builds(
     Settings,
     max_tokens=st.integers(1, 9999),
     steps=st.none() | st.integers(1, 4096),
+    preset=st.none() | st.sampled_from(Preset),
     seed=st.none() | st.integers(0, SEEDS - 1),
     thinking=st.booleans(),
     think_tokens=st.none() | st.integers(1, 99),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dgemma_local.chat.conversation import DEFAULT, KEYS
 from dgemma_local.errors import PromptError
+from dgemma_local.presets import Preset
 
 BLOCK = '"""'
 _SWITCH = ("on", "off")
@@ -24,7 +25,7 @@ class Known:
 COMMANDS = (
     Known("help", "", "what can be said here"),
     Known("system", "[TEXT]", "the system turn; without TEXT there is none"),
-    Known("set", "KEY VALUE", ", ".join(KEYS)),
+    Known("set", "KEY VALUE", " ".join(KEYS)),
     Known("show", "", "model, system turn and settings"),
     Known("clear", "", "a new conversation; this one stays saved"),
     Known("undo", "", "take the last turn back"),
@@ -186,7 +187,8 @@ def complete(text: str, names: Mapping[str, Callable[[], Iterable[str]]]) -> tup
         case "set" if " " not in argument:
             choices = KEYS
         case "set":
-            argument, choices = argument.rpartition(" ")[2], (DEFAULT,)
+            key, _, argument = argument.rpartition(" ")
+            choices = (*Preset, DEFAULT) if key == "preset" else (DEFAULT,)
         case "export":
             choices = ("md", "json", "html")
         case "visualize":

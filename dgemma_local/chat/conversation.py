@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from dgemma_local.errors import UsageError
+from dgemma_local.presets import SETTINGS, Preset
 
 SEEDS = 1 << 64
 MOST_STEPS = 4096  # as `Session.answer` takes them
@@ -34,7 +35,8 @@ class Settings:
     """How answers are asked for; None is the model's own."""
 
     max_tokens: int = 1024
-    steps: int | None = None
+    steps: int | None = None  # goes before those of the preset
+    preset: Preset | None = None  # settings of the sampler in the place of the model's own
     seed: int | None = None  # of the first answer, later ones count up from it; None: drawn for each
     thinking: bool = False
     think_tokens: int | None = None  # None: no budget of its own
@@ -116,7 +118,7 @@ _NUMBERS: Mapping[str, tuple[int, int]] = {  # least and most
     "seed": (0, SEEDS - 1),
     "think-tokens": (1, MOST_TOKENS),
 }
-KEYS = (*_NUMBERS, "stop")
+KEYS = (*_NUMBERS, "preset", "stop")
 DEFAULT = "default"
 
 
@@ -134,20 +136,40 @@ def with_setting(conversation: Conversation, key: str, value: str) -> Conversati
         found: object = getattr(Settings(), name)
     elif key == "stop":
         found = (*conversation.settings.stop, _string(value))
+    elif key == "preset":
+        found = _preset(value)
     else:
         found = number(key, value)
     return with_settings(conversation, **{name: found})
 
 
 def with_settings(conversation: Conversation, **values: object) -> Conversation:
-    """By the names of `Settings`. Seeds count from a new one on. Raises UsageError for what no file may hold."""
+    """By the names of `Settings`. Seeds count from a new one on, and a preset brings its steps along.
+
+    Raises UsageError for what no file may hold, and for a thought that would leave no room for an answer.
+    """
     for name, value in values.items():
         key = name.replace("_", "-")
         if key in _NUMBERS and value is not None:
             number(key, str(value))
+    if values.get("preset") is not None:
+        values = {"steps": None, **values}
     settings = replace(conversation.settings, **values)  # type: ignore[arg-type]  # names and types are the caller's
+    bound, most = settings.think_tokens, settings.max_tokens
+    if not values.keys().isdisjoint({"think_tokens", "max_tokens"}) and bound is not None and bound >= most:
+        raise UsageError(
+            f"think-tokens {bound} leaves nothing of max-tokens {most} for an answer",
+            "let max-tokens be more, or think-tokens less",
+        )
     asked = 0 if "seed" in values else conversation.asked
     return replace(conversation, settings=settings, asked=asked)
+
+
+def _preset(value: str) -> Preset:
+    try:
+        return Preset(value)
+    except ValueError:
+        raise UsageError(f"there is no preset {_short(value)!r}", f"choose one of: {', '.join(Preset)}") from None
 
 
 def number(key: str, value: str) -> int:
@@ -167,6 +189,8 @@ def shown(settings: Settings) -> list[tuple[str, str]]:
     values = {field.name.replace("_", "-"): getattr(settings, field.name) for field in fields(settings)}
     words = {None: "the model's own", (): "none", True: "on", False: "off"}
     unset = {"seed": "drawn for each answer", "think-tokens": "no budget"}
+    if settings.preset is not None and "steps" in (own := SETTINGS[settings.preset]):
+        unset["steps"] = f"{own['steps']}, the preset's"
     found = []
     for key, value in values.items():
         if value is None and key in unset:

@@ -1,28 +1,25 @@
-"""Conversations as files, one JSON object each, in the user's state folder.
+"""Conversations as files, each as `document` writes it, in the user's state folder.
 
     <state>/dgemma/history              what was typed, by prompt-toolkit
     <state>/dgemma/chats/NAME.json      a conversation, as it was after its latest turn
 
 A file is written beside its place, brought to the disk, and renamed: at every moment it is the old one or the new one,
 whole. A new one takes no other's name, and one that somebody else has written since stays: two chats may go on with one
-conversation. Files are for their owner's eyes alone (0600, folders 0700), and what is read from them is checked as if it came
-from anywhere.
+conversation. Files are for their owner's eyes alone (0600, folders 0700).
 """
 
-import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from dgemma_local.chat.conversation import MOST_STEPS, MOST_TOKENS, SEEDS, Conversation, Settings, Turn, encodable
+from dgemma_local.chat import document
+from dgemma_local.chat.conversation import Conversation
 from dgemma_local.errors import UsageError
 
-FORMAT, VERSION = "dgemma chat", 1
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 LARGEST = 256 << 20  # bytes; no conversation has so many, and it is an end to /dev/zero
 LONGEST = 80  # characters of a name
@@ -95,6 +92,7 @@ def free_name(wish: str, folder: Path | None) -> str:
 
 def save(conversation: Conversation, folder: Path) -> Path:
     """Writes it, in place of what was saved under its name. Raises OSError; the old file is then still there."""
+    _private_folder(folder)
     return _written(conversation, folder, os.replace)
 
 
@@ -107,6 +105,7 @@ def kept(conversation: Conversation, before: Conversation | None, folder: Path) 
     if before is not None and before.name == conversation.name and _holds(folder, before):
         save(conversation, folder)
         return conversation
+    _private_folder(folder)  # here, so that a file that exists is a name that is taken
     while True:
         named = replace(conversation, name=free_name(conversation.name, folder))
         with suppress(FileExistsError):  # somebody has just taken the name
@@ -116,7 +115,7 @@ def kept(conversation: Conversation, before: Conversation | None, folder: Path) 
 
 def _holds(folder: Path, conversation: Conversation) -> bool:
     try:
-        return _line(load(conversation.name, folder)) == _line(conversation)
+        return document.written(load(conversation.name, folder)) == document.written(conversation)
     except (Damaged, UsageError):
         return False
 
@@ -135,8 +134,7 @@ def _placed(beside: str, path: Path) -> None:
 
 
 def _written(conversation: Conversation, folder: Path, place: Callable[[str, Path], None]) -> Path:
-    text = _line(conversation)
-    _private_folder(folder)
+    text = document.written(conversation)
     path = _path(folder, conversation.name)
     handle, beside = tempfile.mkstemp(prefix=".", suffix=".new", dir=folder)  # 0600
     try:
@@ -158,6 +156,7 @@ def renamed(conversation: Conversation, before: Conversation | None, folder: Pat
 
     Raises UsageError where another one has the name.
     """
+    _private_folder(folder)
     try:
         _written(conversation, folder, _placed)
     except FileExistsError:
@@ -181,8 +180,8 @@ def load(name: str, folder: Path) -> Conversation:
     try:
         if len(raw) > LARGEST:
             raise ValueError("it is too large")
-        return _conversation(json.loads(raw.decode("utf-8")), name)
-    except _Later as error:
+        return document.read(raw, name)
+    except document.Later as error:
         raise Damaged(f"{path} is from a later dgemma ({error}) and stays as it is: update this one") from None
     except (ValueError, RecursionError) as error:
         why = " ".join(f"{error}".split())[:120]
@@ -208,11 +207,6 @@ def names(folder: Path | None) -> list[str]:
     return sorted(path.stem for path in folder.glob("[!.]*.json")) if folder is not None else []
 
 
-def _line(conversation: Conversation) -> str:
-    """What its file holds."""
-    return json.dumps({"format": FORMAT, "version": VERSION} | asdict(conversation), allow_nan=False) + "\n"
-
-
 def _fits(name: str) -> bool:
     return len(name) <= LONGEST and len(name.encode("utf-8", "surrogatepass")) <= MOST_BYTES
 
@@ -236,116 +230,3 @@ def _sync(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
-
-
-# What a file may hold; each raises ValueError
-
-
-class _Later(ValueError):
-    """A version that this program does not know yet."""
-
-
-def _conversation(found: object, name: str) -> Conversation:
-    values = _table(found, "the file")
-    if values.get("format") != FORMAT:
-        raise ValueError("it is no conversation")
-    version = values.get("version")
-    if version != VERSION:
-        kind = _Later if type(version) is int and version > VERSION else ValueError
-        raise kind(f"its version is {str(version)[:20]}, this program reads {VERSION}")
-    turns = values.get("turns")
-    if not isinstance(turns, list):
-        raise ValueError("it has no list of turns")
-    checks: Mapping[str, Callable[[object], object]] = {
-        "model": _text, "started": _text, "system": _optional(_text), "asked": _whole(0, MOST_TOKENS)
-    }  # fmt: skip
-    found_settings = _fields(Settings, values.get("settings"), "its settings", _SETTINGS)
-    return Conversation(
-        name=name,
-        settings=Settings(**found_settings),
-        turns=tuple(Turn(**_fields(Turn, turn, f"turn {n}", _TURN)) for n, turn in enumerate(turns, 1)),
-        **{key: _checked(values, key, check, "the file") for key, check in checks.items()},  # type: ignore[arg-type]
-    )
-
-
-def _fields(
-    kind: type[Any], found: object, where: str, checks: Mapping[str, Callable[[object], object]]
-) -> dict[str, Any]:
-    values = _table(found, where)
-    return {field.name: _checked(values, field.name, checks[field.name], where) for field in fields(kind)}
-
-
-def _checked(values: Mapping[str, object], key: str, check: Callable[[object], object], where: str) -> object:
-    if key not in values:
-        raise ValueError(f"{where} lacks {key!r}")
-    try:
-        return check(values[key])
-    except ValueError as error:
-        raise ValueError(f"{where}, {key!r}: {error}") from None
-
-
-def _table(found: object, where: str) -> Mapping[str, object]:
-    if not isinstance(found, dict):
-        raise ValueError(f"{where} is no object")
-    return found
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("not a text")
-    return value
-
-
-def _stop(value: object) -> str:
-    text = _text(value)
-    if not text or not encodable(text):
-        raise ValueError("not UTF-8" if text else "empty")
-    return text
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("neither true nor false")
-    return value
-
-
-def _whole(least: int, most: int) -> Callable[[object], int]:
-    def check(value: object) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise ValueError("out of its range")
-        return value
-
-    return check
-
-
-def _optional(check: Callable[[object], object]) -> Callable[[object], object]:
-    return lambda value: None if value is None else check(value)
-
-
-def _each(check: Callable[[object], object]) -> Callable[[object], tuple[object, ...]]:
-    def many(value: object) -> tuple[object, ...]:
-        if not isinstance(value, list):
-            raise ValueError("not a list")
-        return tuple(map(check, value))
-
-    return many
-
-
-_SETTINGS: Mapping[str, Callable[[object], object]] = {
-    "max_tokens": _whole(1, MOST_TOKENS),
-    "steps": _optional(_whole(1, MOST_STEPS)),
-    "seed": _optional(_whole(0, SEEDS - 1)),
-    "thinking": _flag,
-    "think_tokens": _optional(_whole(1, MOST_TOKENS)),
-    "show_thoughts": _flag,
-    "stop": _each(_stop),
-}
-_TURN: Mapping[str, Callable[[object], object]] = {
-    "user": _text,
-    "answer": _text,
-    "thought": _text,
-    "ids": _each(_whole(0, MOST_TOKENS)),
-    "outcome": _text,
-    "seed": _whole(0, SEEDS - 1),
-    "time": _text,
-}

@@ -5,7 +5,7 @@
     software       Python, packages, reported faults, torch, triton and its compiler
     hardware       driver, cards, who holds them, links; RAM
     storage        models, disk, what is in the cache and whether it is whole, the hub, vocabularies and templates
-    trial          kernels beside their torch twins, two steps of the demo
+    trial          kernels beside their torch twins, an easy answer of the demo
     surroundings   environment variables
 
 Made for installations that are broken: nothing here imports torch but the probe's child, a process of its own.

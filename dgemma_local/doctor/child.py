@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dgemma_local.model import DiffusionGemma
     from dgemma_local.quant import Weight
 
-STEPS = 2  # of the demo: self-conditioning begins with the second
+STEPS = 2  # of the demo, at least: self-conditioning begins with the second
 CONTEXT = 8192  # tokens that attention's splits are tried for, as a run plans them
 
 
@@ -130,24 +130,25 @@ def _thin(weight: "Weight", device: "torch.device") -> "Weight":
 
 
 def smoke() -> dict[str, Any]:
-    """STEPS denoising steps of the demo model in a real session, on a card where torch sees one."""
+    """An easy answer of the demo model in a real session, on a card where torch sees one: it takes STEPS, or few more."""
     import torch
 
     from dgemma_local.auto import DEMO
-    from dgemma_local.events import Finished, StepDone
+    from dgemma_local.events import CanvasCommitted, Finished, StepDone
     from dgemma_local.session import Wishes, open_session
 
     began = time.perf_counter()
-    session = open_session(DEMO, Wishes(device="cuda" if torch.cuda.is_available() else "cpu", steps=STEPS))
+    session = open_session(DEMO, Wishes(device="cuda" if torch.cuda.is_available() else "cpu"))
     opened = time.perf_counter()
     question = [{"role": "user", "content": "Say hello."}]
-    events = list(session.answer(question, seed=1, steps=STEPS, max_tokens=1))  # type: ignore[arg-type]
+    events = list(session.answer(question, seed=1, max_tokens=1))  # type: ignore[arg-type]
     ended = time.perf_counter()
     steps = [event for event in events if isinstance(event, StepDone)]
     return {
         "steps": len(steps),
         "finite": all(map(math.isfinite, (h for step in steps for h in step.entropy))),
         "finished": isinstance(events[-1], Finished),
+        "converged": all(event.converged for event in events if isinstance(event, CanvasCommitted)),
         "load_s": round(opened - began, 3),
         "answer_s": round(ended - opened, 3),
         "mode": session.mode,

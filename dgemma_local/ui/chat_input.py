@@ -188,10 +188,15 @@ def on_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and any(s is not None and s.isatty() for s in streams)
 
 
-def piped() -> Piped:
-    """Standard input. Raises PromptError: it is closed."""
+def check_stdin() -> None:
+    """Raises PromptError: it is closed."""
     if sys.stdin is None:
         raise PromptError("standard input is closed", "type on a terminal, or pipe a message a line")
+
+
+def piped() -> Piped:
+    """Standard input. Raises as `check_stdin` does."""
+    check_stdin()
     return Piped(sys.stdin.buffer)
 
 

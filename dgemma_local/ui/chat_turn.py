@@ -38,7 +38,7 @@ _HERE = (
         re.compile(r"shorten (it to [\d,]+ tokens(, or plan .*\(--context\))?|the prompt)"),
         "say /undo or /clear, or shorten the message",
     ),
-    (re.compile(r"--(max-tokens|steps|stop|think-tokens)"), r"/set \1"),
+    (re.compile(r"--(max-tokens|steps|preset|stop|think-tokens)"), r"/set \1"),
 )
 
 

@@ -51,7 +51,8 @@ def frame(seen: Seen, sight: Sight, width: int, height: int, *, tail: str = "", 
     tail: earlier text on the line that the canvas goes on with. top: that of the frame before this one.
     """
     head = status(seen, sight.label, width, height)
-    foot = legend(width, legend_height(width, height), grid=sight.view != "text")
+    pinned = State.PINNED in seen.states
+    foot = legend(width, legend_height(width, height), grid=sight.view != "text", pinned=pinned)
     body, top = _body(seen, sight, width, height - len(head) - len(foot), tail, top)
     return Frame([*head, *body, *foot][:height], top)
 

@@ -11,7 +11,6 @@ from dgemma_local.outcomes import Verdict, of_error
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.record import Record, Timed
 
-_PRESSED = ("interrupted", "", INTERRUPTED)
 _NAMES: Mapping[type[Event], str] = {
     Prefilled: "prefilled",
     StepDone: "step_done",
@@ -49,10 +48,12 @@ def json_lines(events: Iterable[Timed], record: Record, out: TextIO, *, seconds:
         _line(out, _NAMES[type(event)], values)
 
 
-def json_error(error: DgemmaError | KeyboardInterrupt, out: TextIO) -> None:
-    """The last line where an error ended the run: `outcome` is null where it is none of an answer."""
+def json_error(error: DgemmaError | KeyboardInterrupt | SystemExit, out: TextIO) -> None:
+    """The last line where an error or a signal ended the run: `outcome` is null where it is none of an answer."""
     ending = of_error(error)
-    said, fix, code = (error.what, error.fix, error.exit_code) if isinstance(error, DgemmaError) else _PRESSED
+    said, fix, code = "interrupted", "", error.code if isinstance(error, SystemExit) else INTERRUPTED
+    if isinstance(error, DgemmaError):
+        said, fix, code = error.what, error.fix, error.exit_code
     _line(out, "failed", {"outcome": ending and ending.value, "said": said, "fix": fix, "exit_code": code})
 
 

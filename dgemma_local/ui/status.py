@@ -65,6 +65,8 @@ def _changes(seen: Seen, width: int) -> list[str]:
         _count(seen.replacements, "replacement") if words else f"{seen.replacements} repl.",
         _count(seen.corrections, "correction") if words else f"{seen.corrections} corr.",
     ]
+    if seen.step is not None and seen.step.pinned:
+        items.append(f"{len(seen.step.pinned)} pinned")
     if seen.saved:
         items.append(f"{_count(seen.saved, 'step')} saved" if words else f"{seen.saved} saved")
     if seen.means:
@@ -126,12 +128,13 @@ def legend_height(width: int, height: int) -> int:
 
 
 @cache
-def legend(width: int, lines: int, *, grid: bool) -> tuple[Row, ...]:
-    """Exactly `lines` rows. grid: it names what stands in the cells of the grid."""
+def legend(width: int, lines: int, *, grid: bool, pinned: bool = False) -> tuple[Row, ...]:
+    """Exactly `lines` rows. grid: it names what stands in the cells of the grid. pinned: there are pinned positions."""
     if not lines:
         return ()
-    full = _flow(_entries(grid, {state: state.value for state in _SHORT}), width, lines)
-    return full or _flow(_entries(grid, _SHORT), width, lines, drop=True)
+    names = _SHORT | ({State.PINNED: State.PINNED.value} if pinned else {})
+    full = _flow(_entries(grid, {state: state.value for state in names}), width, lines)
+    return full or _flow(_entries(grid, names), width, lines, drop=True)
 
 
 def _entries(grid: bool, names: dict[State, str]) -> list[list[Run]]:

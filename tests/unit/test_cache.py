@@ -310,6 +310,18 @@ def test_a_prompt_of_many_default_chunks(model: DiffusionGemma) -> None:
     close(model.denoise(canvas, cache, None), logits(open_model(GOLDEN, torch.float64), prompt, canvas))
 
 
+def test_behind_8k_tokens_nothing_has_faded(model: DiffusionGemma) -> None:
+    """8,300 tokens in chunks of one size as of another; and the first of them still moves the logits."""
+    prompt, canvas = ids(8300, seed=9), ids(C, seed=1)
+    moved = prompt.clone()
+    moved[0] = (moved[0] + 1) % CONFIG.vocab_size
+    base, other, far = (
+        logits(model, each, canvas, chunk) for each, chunk in ((prompt, 512), (prompt, 700), (moved, 512))
+    )
+    close(base, other)
+    assert (far - base).abs().max() > 1e-8
+
+
 @pytest.mark.parametrize("chunk", [W, 4 * W])
 def test_a_needle_many_windows_back_is_seen(model: DiffusionGemma, chunk: int) -> None:
     """One token of the prompt, before, at and after the edges of chunks: changing it moves the logits as in one pass."""

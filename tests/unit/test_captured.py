@@ -15,13 +15,14 @@ import pytest
 import steps
 import torch
 from dgemma_local.kernels._launch import ADA, BLACKWELL, HOPPER, Gpu, recording
+from live_bytes import LiveBytes
 from reference import GEOMETRIES, open_model, write_calm
 from tiny_quantised import write_quantised
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from ways import DEFAULTS, KINDS, QUIET
 
-from dgemma_local import cache, captured, fit, ops, rope, sampler
+from dgemma_local import cache, captured, fit, model, noise, ops, rope, sampler
 from dgemma_local.cache import Room
 from dgemma_local.captured import Captured, may_stop
 from dgemma_local.checkpoint import open_checkpoint
@@ -163,9 +164,9 @@ def test_another_stream_of_noise_takes_the_network_s_own_steps(tmp_path: Path) -
     network = open_model(write_calm(tmp_path, 1))
     L, V = network.canvas_length, network.config.vocab_size
     found = []
-    for model in (Captured(network, room_of(network)), network):
+    for each in (Captured(network, room_of(network)), network):
         noise = TorchNoise(torch.Generator().manual_seed(3), L, V)
-        found.append(list(Conversation(model).answer(prompt_of(network, 9), replace(DEFAULTS, steps=4), noise, 2 * L)))
+        found.append(list(Conversation(each).answer(prompt_of(network, 9), replace(DEFAULTS, steps=4), noise, 2 * L)))
     same(found[0], found[1], within=5e-5)
 
 
@@ -469,6 +470,7 @@ class Graph:
     def __init__(self, body: Callable[[], None]) -> None:
         body()
         self.body, self.replays = body, 0
+        self.pool: Tensor | None = None
 
     def replay(self) -> None:
         self.replays += 1
@@ -573,6 +575,55 @@ def test_all_graphs_share_one_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         fixed._graph_of(lambda: None)
     assert pools == ["the session's"] * 3
+
+
+@pytest.mark.parametrize("held", ["tried again", "begins with a given token"])
+def test_a_canvas_held_to_rules_stays_within_the_plan(
+    held: str, tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits take the graphs' own memory, which goes before; the next canvas has graphs again."""
+    network = open_model(write_calm(tmp_path, 4, vocab=8192, canvas=32))
+    V, L = network.config.vocab_size, network.canvas_length
+    monkeypatch.setattr(noise, "BLOCK_BYTES", 4 * L * V // 8)  # as of the real model
+    monkeypatch.setattr(model, "VOCABULARY_BLOCK", 4 * L * V // 8)
+    plan = fit.estimate(network.config, {}, context=4 * L, compute="fp32", device="cpu", slack=L)
+    ends, token = {"tried again": (tuple(range(0, V, 8)), None), "begins with a given token": ((), 40)}[held]
+    config = replace(DEFAULTS, steps=2, end_ids=ends)
+    pool = plan.working // 2
+    peaks: list[int] = []
+
+    def captures(fixed: Captured, body: Callable[[], None]) -> Graph:
+        graph = Graph(body)
+        at = [phase.graph for phase in (fixed._chunk, fixed._first, fixed._step) if phase.graph is not None]
+        graph.pool = at[0].pool if at else torch.empty(pool, dtype=torch.uint8)  # all graphs' own
+        return graph
+
+    monkeypatch.setattr(Captured, "_graph_of", captures)
+    denoising = network.denoising
+
+    def measured(*asked: Any) -> Iterator[sampler.Canvas]:
+        live.restart()
+        for state in denoising(*asked):
+            peaks.append(live.peak)
+            yield state
+
+    monkeypatch.setattr(network, "denoising", measured)
+    prompt = prompt_of(network, L)
+    with LiveBytes() as live:
+        fixed = Captured(network, plan.room)
+        beside = live.now - sum(part.bytes for part in plan.components if part.name == "KV cache")
+        fixed.prepare(config)
+        assert live.now > pool
+        talk = Conversation(fixed)
+        first: dict[int, int | None] = {0: token}
+        events = events_of(
+            talk, prompt, 1, config, 2 * L, blank=lambda tokens: True, first=lambda answer: first.get(len(answer))
+        )
+    assert peaks and max(peaks) <= 1.01 * (plan.allocated + beside)  # of the real model it is 3 MB
+    assert isinstance(events[-1], Finished)
+    fixed.prepare(config)
+    fixed.encode(torch.tensor([1]), fixed.new_cache())
+    assert fixed.mode == "graphs"
 
 
 def test_graph_or_eager_the_same_bytes(tmp_path: Path, card: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from dgemma_local.chat.conversation import (
 )
 from dgemma_local.errors import UsageError
 from dgemma_local.outcomes import Outcome
+from dgemma_local.presets import Preset
 
 
 @given(CONVERSATIONS, TURNS)
@@ -125,6 +126,8 @@ def test_seeds_count_up_from_the_one_that_is_set_and_are_drawn_else() -> None:
         ("seed", "0", 0),
         ("think-tokens", "12", 12),
         ("stop", "END", ("END",)),
+        ("preset", "fast", Preset.fast),
+        ("preset", "default", None),
         ("stop", '"\\n\\n"', ("\n\n",)),
         ("max-tokens", "default", 1024),
         ("steps", "default", None),
@@ -141,7 +144,7 @@ def test_settings_that_can_be_set(key: str, value: str, expected: object) -> Non
     [
         ("nothing", "1"), ("", ""), ("steps", ""), ("steps", "0"), ("steps", "4097"), ("steps", "-1"), ("steps", "1.5"),
         ("steps", "²"), ("seed", str(SEEDS)), ("seed", "9" * 10_000), ("max-tokens", "0"), ("stop", '""'),
-        ("thinking", "on"),
+        ("thinking", "on"), ("preset", "hasty"), ("preset", "x" * 10_000), ("think-tokens", "1024"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot(key: str, value: str) -> None:
@@ -158,6 +161,22 @@ def test_settings_that_no_file_may_hold(values: dict[str, int]) -> None:
         with_settings(pairs(), **values)
 
 
+def test_a_thought_leaves_room_for_an_answer() -> None:
+    bound = with_settings(pairs(), think_tokens=9)
+    with pytest.raises(UsageError, match="think-tokens 9 leaves nothing of max-tokens 9"):
+        with_setting(bound, "max-tokens", "9")
+    assert with_settings(bound, max_tokens=8, think_tokens=7).settings.max_tokens == 8
+
+
+def test_a_preset_brings_its_steps_along_and_later_ones_go_before_them() -> None:
+    after = with_settings(with_settings(pairs(), steps=5), preset=Preset.fast)
+    assert after.settings.steps is None and dict(shown(after.settings))["steps"] == "16, the preset's"
+    assert dict(shown(with_settings(after, steps=5).settings))["steps"] == "5"
+    assert with_settings(pairs(), preset=Preset.fast, steps=5).settings.steps == 5
+    balanced = with_setting(after, "preset", "balanced").settings
+    assert dict(shown(balanced))["steps"] == "the model's own" and dict(shown(balanced))["preset"] == "balanced"
+
+
 def test_stop_strings_add_up() -> None:
     assert with_setting(with_setting(pairs(), "stop", "a"), "stop", "b").settings.stop == ("a", "b")
 
@@ -165,7 +184,7 @@ def test_stop_strings_add_up() -> None:
 @given(SETTINGS)
 def test_every_setting_is_shown(settings: Settings) -> None:
     found = dict(shown(settings))
-    assert {*KEYS} <= found.keys() and len(found) == 7
+    assert {*KEYS} <= found.keys() and len(found) == 8
     assert all(found.values())
     assert found["thinking"] == ("on" if settings.thinking else "off")
     assert found["max-tokens"] == str(settings.max_tokens)
@@ -265,6 +284,7 @@ def completed(text: str) -> list[str]:
         ("/", [f"/{name}" for name in NAMES]),
         ("/set s", ["/set steps", "/set seed", "/set stop"]),
         ("/set steps d", ["/set steps default"]),
+        ("/set preset ", [f"/set preset {name}" for name in ("fast", "balanced", "quality", "default")]),
         ("/export ", ["/export md", "/export json", "/export html"]),
         ("/think s", ["/think show"]),
         ("/visualize o", ["/visualize on", "/visualize off"]),

@@ -198,6 +198,7 @@ def test_a_closed_stdin_is_said(monkeypatch: pytest.MonkeyPatch, standing_in: Fa
         piped()
     with pytest.raises(PromptError, match="closed"):
         cli_chat.chat(model="fake")
+    assert standing_in.opened is None  # it is found out before a model is
 
 
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -256,6 +257,7 @@ def test_a_stop_string_that_is_no_text_is_neither_set_nor_read(tmp_path: Path) -
     ("line", "expected"),
     [
         ("x; give another --stop", "x; say /set stop default"),
+        ("raise `--steps`, or give `--preset quality`", "raise `/set steps`, or give `/set preset quality`"),
         (
             "no room; plan for a longer one (--context)",
             "no room; say /undo or /clear, or begin with a longer --context",

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgemma_local.chat import store
-from dgemma_local.chat.conversation import Conversation
+from dgemma_local.chat.conversation import Conversation, with_settings
 from dgemma_local.chat.export import exported
 from dgemma_local.errors import UsageError
+from dgemma_local.presets import Preset
 from dgemma_local.ui.terminal import printable
 
 TWO = pairs(("a <b>", "**A** & co"), ("# c\nd", ""), system="be\nbrief")
@@ -98,6 +99,15 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
     assert store.names(tmp_path) == ["n"]  # whatever was left beside it is no conversation
 
 
+def test_a_file_from_before_there_were_presets_is_read_and_goes_on(tmp_path: Path) -> None:
+    settings = {key: value for key, value in asdict(TWO.settings).items() if key != "preset"}
+    (tmp_path / "n.json").write_bytes(saved(settings=settings))
+    old = store.load("n", tmp_path)
+    assert old == TWO and old.settings.preset is None
+    now = with_settings(old, preset=Preset.fast)
+    assert store.kept(now, old, tmp_path) == now == store.load("n", tmp_path)  # not beside it: the file is this one
+
+
 def saved(**values: Any) -> bytes:
     return json.dumps({"format": "dgemma chat", "version": 1} | asdict(TWO) | values).encode()
 
@@ -117,6 +127,7 @@ DAMAGES = {
     "a turn that lacks": (saved(turns=[{"user": "a"}]), "turn 1 lacks 'answer'"),
     "ids that are none": (saved(turns=[asdict(TWO.turns[0]) | {"ids": [1.5]}]), "'ids'"),
     "a seed past its range": (saved(turns=[asdict(TWO.turns[0]) | {"seed": 1 << 64}]), "'seed'"),
+    "a preset that is none": (saved(settings=asdict(TWO.settings) | {"preset": "hasty"}), "'preset': not a preset"),
     "a flag that is a number": (saved(settings=asdict(TWO.settings) | {"thinking": 1}), "'thinking'"),
     "steps out of range": (saved(settings=asdict(TWO.settings) | {"steps": 0}), "'steps'"),
     "no settings": (saved(settings=[]), "its settings is no object"),
@@ -247,6 +258,18 @@ def test_a_name_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     assert [store.load(each, tmp_path).asked for each in ("n", "n-2")] == [1, 2]
     assert len([*tmp_path.iterdir()]) == 2
     assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_file_in_the_folder_s_place_is_no_name_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, once: no other name is tried, and nobody is told that another conversation had this one."""
+    (tmp_path / "chats").write_text("")
+    monkeypatch.setattr(store, "_written", lambda *_: pytest.fail("there is nowhere to write to"))
+    for attempt in (
+        lambda: store.kept(TWO, None, tmp_path / "chats"),
+        lambda: store.renamed(TWO, None, tmp_path / "chats"),
+    ):
+        with pytest.raises(FileExistsError):
+            attempt()
 
 
 def test_where_conversations_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

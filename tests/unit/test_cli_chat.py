@@ -1,6 +1,7 @@
 """`dgemma chat` where nobody types: a line is a turn, answers alone go to stdout; with a fake session."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,9 @@ from typer.testing import CliRunner
 from dgemma_local import cli, cli_chat
 from dgemma_local.chat import store
 from dgemma_local.chat.commands import NAMES
+from dgemma_local.chat.conversation import Settings
 from dgemma_local.errors import DoesNotFit, NumericalError, PromptError
+from dgemma_local.ui import chat_input, chat_saved
 from dgemma_local.ui.chat import worst
 
 
@@ -180,7 +183,7 @@ def test_who_types_is_told_that_another_conversation_begins(
 ) -> None:
     monkeypatch.setattr("dgemma_local.ui.chat_input.on_terminal", lambda: True)
     (tmp_path / "bad.json").write_text('{"format": "dgemma chat", "version": 2}')
-    assert cli_chat._resumed("bad", tmp_path) is None
+    assert chat_saved.resumed("bad", tmp_path) is None
     said = capsys.readouterr().err
     assert "later dgemma" in said and "damaged" not in said and "a new conversation begins" in said
 
@@ -397,6 +400,118 @@ def test_a_disk_that_is_full_is_said_and_the_chat_goes_on(session: FakeChat, mon
     monkeypatch.setattr("os.fsync", full)
     found = chat("one\ntwo\n")
     assert found.stdout == "Hi user\nHi user\n" and "cannot be saved: No space left" in found.stderr
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_prompt_comes_after_the_model_is_open(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """Nobody is asked for a line, and none is read, before there is a model to answer it."""
+    order: list[str] = []
+
+    class Source:
+        def read(self, draft: str) -> None:
+            order.append("a line is asked for")
+
+    fake: Any = fake_session.module(FakeChat(""))
+    plain, broken = fake.open_session, [DoesNotFit("it does not fit", "take another")]
+
+    def open_session(*given: Any) -> Any:
+        order.append("opening")
+        if broken:
+            raise broken.pop()
+        opened = plain(*given)
+        order.append("open")
+        return opened
+
+    fake.open_session = open_session
+    monkeypatch.setitem(sys.modules, "dgemma_local.session", fake)
+    monkeypatch.setattr(chat_input, "on_terminal", lambda: terminal)
+    for name in ("piped", "typed"):
+        monkeypatch.setattr(chat_input, name, lambda *_: Source())
+    assert chat("one\n").exit_code == 11 and order == ["opening"]
+    order.clear()
+    assert chat("one\n").exit_code == 0 and order == ["opening", "open", "a line is asked for"]
+
+
+def test_thoughts_never_go_back(session: FakeChat, tmp_path: Path) -> None:
+    """Not in the next turn, nor a retried or an edited one, nor behind a pause in which the conversation lay on the disk."""
+    session.answers = ("<|channel>thought\nuser model<channel|>Hi", "<|channel>thought\nmodel<channel|>Hi user")
+    assert chat("one\ntwo\n/retry\n", "--think").exit_code == 0
+    assert chat("three\n", "--resume", "--think").exit_code == 0
+    (saved,) = files(tmp_path)
+    assert [turn["thought"] for turn in saved["turns"]] == ["user model", "model", "model"]
+    told = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "Hi"}]
+    assert session.prompts[1] == session.prompts[2] == [*told, {"role": "user", "content": "two"}]
+    assert session.prompts[3][:4] == [*session.prompts[2], {"role": "assistant", "content": "Hi user"}]
+    for prompt in session.prompts:
+        ids = session.prompt(prompt, thinking=True)
+        assert session.tokenizer.special.channel_open not in ids
+
+
+def test_how_it_answers_is_set_by_flags_and_kept(session: FakeChat, tmp_path: Path) -> None:
+    flags = "--think --think-tokens 5 --max-tokens 9 --show-thinking --stop X --stop YZ".split()
+    session.answers = ("<|channel>thought\nuser model<channel|>Hi",)
+    found = chat("one\n/save n\n", *flags)
+    assert (found.exit_code, found.stdout) == (0, "Hi\n") and "user model" in found.stderr
+    asked = {"thinking": True, "think_tokens": 5, "stop": ("X", "YZ")}
+    assert session.asked.items() >= asked.items()
+    (saved,) = files(tmp_path)
+    assert saved["settings"]["stop"] == ["X", "YZ"] and saved["settings"]["show_thoughts"]
+    assert chat("two\n", "--resume", "n").exit_code == 0 and session.asked.items() >= asked.items()
+    assert chat("three\n", "--resume", "n", "--think-tokens", "7", "--stop", "Z").exit_code == 0
+    assert session.asked.items() >= (asked | {"think_tokens": 7, "stop": ("Z",)}).items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ("--think-tokens 5", 2, "add --think"),
+        ("--think --think-tokens 1024", 2, "leaves nothing of --max-tokens 1024"),
+        ("--think --think-tokens 5 --max-tokens 5", 2, "leaves nothing of --max-tokens 5"),
+        ("--think --think-tokens 0", 2, "greater than or equal to 1"),
+        ("--stop ''", 2, "is empty"),
+        ("--stop \udc80", 3, "--stop"),
+        ("--preset hasty", 2, "hasty"),
+        ("--resume n --max-tokens 4", 2, "think-tokens 4 leaves nothing of max-tokens 4"),
+        ("--resume n --think-tokens 6 --max-tokens 6", 2, "leaves nothing of --max-tokens 6"),
+    ],
+)
+def test_flags_of_answers_are_checked_before_a_model_is_opened(
+    session: FakeChat, tmp_path: Path, flags: str, code: int, said: str
+) -> None:
+    begun = replace(pairs(("one", "Hi")), settings=Settings(thinking=True, think_tokens=4))
+    store.save(begun, tmp_path / "state/dgemma/chats")
+    found = chat("two\n", *shlex.split(flags))
+    assert found.exit_code == code and said in found.stderr, found.stderr
+    assert session.opened is None
+
+
+def test_a_preset_stays_with_its_conversation(session: FakeChat, tmp_path: Path) -> None:
+    def opened(*flags: str) -> tuple[Any, Any, str]:
+        found = chat("/show\none\n/save n\n", *flags)
+        assert found.exit_code == 0 and session.opened is not None
+        said = next(line.split()[1] for line in found.stderr.splitlines() if line.startswith("preset "))
+        return session.opened[1]["preset"], session.opened[1]["steps"], said
+
+    assert opened("--preset", "fast") == ("fast", None, "fast")
+    assert files(tmp_path)[0]["settings"]["preset"] == "fast"
+    assert opened("--resume", "n") == ("fast", None, "fast")
+    assert opened("--resume", "n", "--steps", "5") == ("fast", 5, "fast")
+    assert opened("--resume", "n") == ("fast", 5, "fast")
+    assert opened("--resume", "n", "--preset", "balanced") == ("balanced", None, "balanced")
+    assert opened("--resume", "n") == ("balanced", None, "balanced")
+
+
+def test_a_default_of_the_user_s_gives_way_to_what_is_resumed(
+    session: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chat("one\n/save n\n", "--preset", "fast", "--think", "--think-tokens", "5", "--stop", "X").exit_code == 0
+    for name, value in {"PRESET": "quality", "THINK_TOKENS": "7", "STOP": "Y"}.items():
+        monkeypatch.setenv(f"DGEMMA_CHAT_{name}", value)
+    assert chat("two\n", "--resume", "n").exit_code == 0
+    assert session.opened is not None and session.opened[1]["preset"] == "fast"
+    assert (session.asked["think_tokens"], session.asked["stop"]) == (5, ("X",))
+    assert chat("one\n").exit_code == 0  # a bound without thoughts is idle
+    assert session.opened[1]["preset"] == "quality" and session.asked["stop"] == ("Y",)
 
 
 def test_flags_that_mean_nothing(session: FakeChat) -> None:

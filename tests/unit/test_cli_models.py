@@ -64,6 +64,14 @@ def test_pull(server: Hub, tmp_path: Path) -> None:
     assert any(line.startswith("fetching: 100 %, ") and line.endswith("B/s") for line in lines)
 
 
+def test_a_pull_without_a_terminal_says_how_far_it_is(server: Hub) -> None:
+    """A line at every tenth, and the first before the last byte is there: in a log it is no hang."""
+    server.repositories[NAME] = Repository(checkpoint(shards=12))
+    lines = dgemma("pull", "big").stderr.splitlines()
+    tenths = [int(line.split()[1]) for line in lines if line.startswith("fetching: ")]
+    assert len(tenths) > 5 and tenths[-1] == 100 and tenths == sorted(set(tenths))
+
+
 def test_pull_quietly(server: Hub, tmp_path: Path) -> None:
     found = dgemma("pull", "big", "--quiet")
     assert (found.exit_code, found.stdout, found.stderr) == (0, f"{folder(tmp_path)}\n", "")

@@ -304,6 +304,23 @@ def test_ids_past_the_vocabulary(tmp_path: Path, key: str) -> None:
         load_generation_config(tmp_path, 107)
 
 
+def test_an_autoregressive_generation_config_is_refused_by_name(tmp_path: Path) -> None:
+    """A checkpoint whose model type somebody wrote in by hand: what it lacks is named, and that it is no such model."""
+    theirs = {
+        "bos_token_id": 2,
+        "do_sample": True,
+        "eos_token_id": [1, 106],
+        "pad_token_id": 0,
+        "top_k": 64,
+        "top_p": 0.95,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
+    assert load_model_config(tmp_path).canvas_length == 256
+    said = refused(generation, tmp_path, theirs)
+    assert "that of an autoregressive model" in said and "sampler_config, max_denoising_steps" in said
+    assert "autoregressive" not in refused(generation, tmp_path, changed(RELEASED, "sampler_config"))
+
+
 def test_temperatures_in_the_wrong_order(tmp_path: Path) -> None:
     assert "t_min 0.9 is above t_max 0.8" in refused(generation, tmp_path, RELEASED | {"t_min": 0.9})
 

@@ -48,6 +48,29 @@ def test_pairs_alternate_behind_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
 
 
+def test_the_cost_is_the_view_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every pair the time with it by the time without, so that a machine that slows down is none of it."""
+    took = {False: iter([9.0, 1.0, 2.0, 4.0]), True: iter([9.0, 1.02, 2.06, 4.4])}  # seconds; the first warm up
+
+    def ran(view: bool) -> Any:
+        def once(ask: Any, *_: object) -> cost_module.Ran:
+            wall = next(took[view])
+            return cost_module.Ran(wall, wall / 2, 4, wall, (1, 2), drawn=3 * view, dropped=view)
+
+        return once
+
+    monkeypatch.setattr(cost_module, "_seen", ran(True))
+    monkeypatch.setattr(cost_module, "_unseen", ran(False))
+    document, _ = measured([], monkeypatch)
+    assert document["ratio"] == pytest.approx({"median": 1.03, "min": 1.02, "max": 1.1})
+    assert document["cpu_ratio"] == pytest.approx(document["ratio"])
+    assert (document["with"]["wall_s"], document["without"]["wall_s"]) == (2.06, 2.0)
+    assert document["frames"] == {"drawn": 3, "dropped": 1}
+    out = io.StringIO()
+    show_cost(document, out)
+    assert "wall time with : without, median of the pairs: 1.030 (1.020 to 1.100)" in out.getvalue()
+
+
 def test_a_view_that_changes_the_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BenchRefused, match="differ"):
         measured(["Hi user"] * 5 + ["Hi model"] + ["Hi user"] * 2, monkeypatch)

@@ -18,7 +18,7 @@ import torch
 from dgemma_local.kernels import _launch
 from hub_server import Hub, git_sha1
 
-from dgemma_local import card, ops
+from dgemma_local import card, ops, presets
 from dgemma_local.bench import synthetic
 from dgemma_local.card import MIB, Card
 from dgemma_local.demo.render import MODELS
@@ -666,6 +666,14 @@ def test_two_steps_of_the_demo() -> None:
     assert found(trial.smoke, machine(torch=dict(SEES), answers={"smoke": wrong}))["demo"].level is Level.FAIL
     noticed = dict(seen.facts) | {"notices": ["kernel embed failed"]}
     assert found(trial.smoke, machine(torch=dict(SEES), answers={"smoke": noticed}))["demo"].level is Level.WARN
+
+
+def test_an_easy_answer_that_takes_all_its_steps_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it would where a router is fed wrong states: here the model's own rule of stopping is out of reach."""
+    assert found(trial.smoke, machine(torch=dict(SEES)))["demo"].facts["converged"] is True
+    monkeypatch.setattr(presets, "applied", lambda config, _: replace(config, confidence=0.0, steps=4))
+    seen = found(trial.smoke, machine(torch=dict(SEES)))["demo"]
+    is_cured(seen, Level.FAIL, "did not settle in 4 steps", "DGEMMA_OPS=torch")
 
 
 def test_the_child_says_what_it_was_given() -> None:

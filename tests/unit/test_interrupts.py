@@ -1,9 +1,12 @@
 """Ctrl-C during the import of torch: in a process of its own, whose torch is a module that raises it and swallows it."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,59 @@ def test_a_torch_that_is_broken_is_an_error_with_a_cure(tmp_path: Path) -> None:
         "error: torch cannot be imported: OSError: libcudart.so.13: cannot open shared object file",
         "  fix: `dgemma doctor` says what is broken here",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_being_ended_counts_behind_the_import_too(number: signal.Signals, tmp_path: Path) -> None:
+    raises = (
+        "import sys\nfor each in (signal.SIGTERM, signal.SIGHUP): signal.signal(each, lambda n, _: sys.exit(128 + n))\n"
+    )
+    swallowing = f"\n    try: os.kill(os.getpid(), {int(number)}); time.sleep(0)\n    except BaseException: pass"
+    done = run(tmp_path, swallowing, f"import signal\n{raises}")
+    assert (done.stdout, done.returncode) == ("", 128 + number), done.stderr
+
+
+JSON = """
+import fake_session
+fake_session.main("run", "-p", "Hi", "--seed", "1", "--json", text="Hi user, hi user", pause={})
+"""
+
+
+@contextmanager
+def json_run(pause: float) -> "Iterator[subprocess.Popen[str]]":
+    """`dgemma run --json`, a step every `pause` seconds, its first lines read."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    with subprocess.Popen(
+        [sys.executable, "-c", JSON.format(pause)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert '"start"' in process.stdout.readline()
+            assert '"prefilled"' in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_json_s_last_line_says_that_it_was_ended(number: signal.Signals) -> None:
+    with json_run(60) as process:
+        process.send_signal(number)
+        out, told = process.communicate()
+    assert (process.returncode, told.count("Traceback")) == (128 + number, 0)
+    assert json.loads(out.splitlines()[-1]) == {
+        "event": "failed", "outcome": "interrupted", "said": "interrupted", "fix": "", "exit_code": 128 + number,
+    }  # fmt: skip
+
+
+def test_being_ended_with_nobody_to_read_it_is_quiet() -> None:
+    with json_run(60) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.send_signal(signal.SIGTERM)
+        told = process.stderr.read()
+        process.wait()
+    assert "Traceback" not in told and "Exception" not in told and "error" not in told
+    assert process.returncode == 128 + signal.SIGPIPE

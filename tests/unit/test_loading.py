@@ -158,6 +158,21 @@ def test_a_plan_loses_nothing_and_fills_every_row_once(geometry: dict[str, Any],
     }
 
 
+def test_embedding_and_head_are_one_matrix(tiny: tuple[Path, ModelConfig, Tensors]) -> None:
+    """No second copy that another device could hold: what is written into the one is what the other multiplies by."""
+    folder, config, _ = tiny
+    weights = opened(folder)
+    wider = parameter_shapes(dataclasses.replace(config, vocab_size=config.vocab_size + 1))
+    assert [name for name in weights if tuple(weights[name].shape) != wider[name]] == ["embed_tokens"]
+    model = DiffusionGemma(config, weights)
+    hidden = torch.ones(1, config.hidden_size)
+    weights["embed_tokens"][7].zero_()
+    weights["embed_tokens"][8].fill_(1.0)
+    assert not model.embed(torch.tensor([7])).any() and model.embed(torch.tensor([8])).all()
+    logits = model.head(hidden)[0]
+    assert logits[7] == 0 and logits[8] > 20
+
+
 # ── left out, by rule ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -384,6 +384,25 @@ def test_what_has_something_to_read_or_is_not_the_first_is_not(script: list[Says
     assert not any(isinstance(event, Retried) for event in events_of(scripted.session(*script)))
 
 
+@pytest.mark.parametrize(
+    ("script", "asked", "want", "code", "said"),
+    [
+        ([says("\n\n"), EMPTY], {}, Outcome.EMPTY, 9, "the model ended its turn without an answer"),
+        ([says("\n\n"), says(" \n"), BLANK], {}, Outcome.EMPTY, 9, "the model ended its turn without an answer"),
+        ([says("\n\n")], {"max_tokens": 2}, Outcome.TOKEN_LIMIT, 17, "nothing of it is for a reader"),
+        ([says("\n\n"), says("Hi<turn|>")], {}, Outcome.COMPLETE, 0, "complete"),
+    ],
+)
+def test_a_blank_canvas_without_an_end_goes_on_and_is_no_blank_without_a_reason(
+    script: list[Says], asked: dict[str, Any], want: Outcome, code: int, said: str
+) -> None:
+    """Such a canvas may be the white space before an answer; only its end would make it an empty one."""
+    record = record_of(scripted.session(*script), **asked)
+    found, line = outcome(record)
+    assert (found, found.exit_code) == (want, code) and said in line
+    assert not any(isinstance(event, Retried) for event in events_of(scripted.session(*script), **asked))
+
+
 def test_nor_is_what_a_stop_string_or_a_budget_cut() -> None:
     for asked in ({"stop": ["Hi"]}, {"max_tokens": 1}):
         script = [says("Hi")] if "stop" in asked else [says("\n\nHi")]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import fake_session
 import pytest
 import typer
+from fake_chat import FakeChat
 from fake_session import FakeSession
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,8 @@ from typer.testing import CliRunner
 from dgemma_local import cli, cli_page, preferences
 from dgemma_local.cli_help import PAGES
 from dgemma_local.errors import ConfigError, UsageError
-from dgemma_local.preferences import edited, written
+from dgemma_local.fit import AtMost
+from dgemma_local.toml_file import edited, written
 
 GROUP: Any = typer.main.get_command(cli.app)
 KNOWN = preferences.settings(GROUP)
@@ -42,7 +44,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    fake = FakeSession("Hi user")
+    fake = FakeChat("Hi user")
     monkeypatch.setitem(sys.modules, "dgemma_local.session", fake_session.module(fake))
     return fake
 
@@ -174,6 +176,8 @@ def test_the_rules_name_what_there_is() -> None:
             {name for pair in page.exclusive for name in pair}
             | {*page.needs}
             | {n for ns in page.needs.values() for n in ns}
+            | {name for pair in (*page.less, *page.yields) for name in pair}
+            | {*page.terminal, *page.at_most}
         )
         assert ruled <= names, words
 
@@ -397,9 +401,154 @@ def test_a_mistyped_variable_of_another_kind_is_refused(
 def test_an_error_says_where_a_default_comes_from(
     config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config.write_text("[run]\nthink = true\nthink-tokens = 9999\n", encoding="utf-8")
+    config.write_text("[run]\nthink = true\nthink-tokens = 9999\nmax-tokens = 12\n", encoding="utf-8")
+    found = dgemma("run", "-p", "Hi")
+    assert found.exit_code == UsageError.exit_code  # the file contradicts itself
+    for part in (f"run.think-tokens is set in {config}", f"run.max-tokens is set in {config}", "; "):
+        assert part in found.stderr.splitlines()[0]
+    monkeypatch.setenv("DGEMMA_RUN_THINK_TOKENS", "99")
     monkeypatch.setenv("DGEMMA_RUN_MAX_TOKENS", "12")
-    said = dgemma("run", "-p", "Hi").stderr
-    for part in (f"run.think-tokens is set in {config}", "--max-tokens is set by DGEMMA_RUN_MAX_TOKENS", "; "):
-        assert part in said.splitlines()[0]
-    assert "set " not in dgemma("run", "-p", "Hi", "--think-tokens", "99", "--max-tokens", "9").stderr
+    assert "--max-tokens is set by DGEMMA_RUN_MAX_TOKENS" in dgemma("run", "-p", "Hi").stderr.splitlines()[0]
+    said = dgemma("run", "-p", "Hi", "--think-tokens", "99", "--max-tokens", "9").stderr
+    assert said.startswith("error: --think-tokens 99") and "set " not in said
+
+
+# What cannot hold beside something stronger
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "asked"),
+    [
+        (
+            "think = true\nthink-tokens = 50",
+            "--max-tokens 40",
+            {"max_tokens": 40, "think_tokens": None, "thinking": True},
+        ),
+        ("think = true\nthink-tokens = 5000", "", {"max_tokens": 1024, "think_tokens": None}),
+        ("think-tokens = 50", "", {"think_tokens": None, "thinking": False}),
+        ("think = true\nthink-tokens = 50", "--no-think", {"think_tokens": None, "thinking": False}),
+        ("think = true\nmax-tokens = 40", "--think-tokens 50", {"max_tokens": 1024, "think_tokens": 50}),
+        ("think = true\nthink-tokens = 50", "", {"think_tokens": 50}),
+    ],
+)
+def test_a_default_gives_way_to_what_it_cannot_hold_beside(
+    lines: str, flags: str, asked: dict[str, Any], config: Path, session: FakeSession
+) -> None:
+    config.write_text(f"[run]\n{lines}\n", encoding="utf-8")
+    found = dgemma("run", "-p", "Hi", *flags.split())
+    assert found.exit_code == 0, found.stderr
+    assert {name: session.asked[name] for name in asked} == asked
+
+
+@pytest.mark.parametrize("flags", ["--json", "--quiet", "", "--visualize"])
+@pytest.mark.parametrize(
+    "lines", ["visualize = true\nstep = true", "show-thinking = true", "stats = true", "step = true"]
+)
+def test_no_default_makes_a_run_fail(lines: str, flags: str, config: Path, session: FakeSession) -> None:
+    """Nor without a terminal, which these runs have none of."""
+    config.write_text(f"[run]\n{lines}\n", encoding="utf-8")
+    found = dgemma("run", "-p", "Hi", *flags.split())
+    assert found.exit_code == 0 and "--step" not in found.stderr, found.stderr
+
+
+def test_what_is_drawn_is_idle_without_a_terminal_before_the_prompt_is_read(config: Path, session: FakeSession) -> None:
+    config.write_text("[run]\nvisualize = true\nstep = true\n", encoding="utf-8")
+    found = CliRunner().invoke(cli.app, ["run", "-"], input="Hi")
+    assert (found.exit_code, found.stdout) == (0, "Hi user\n") and "--visualize" not in found.stderr, found.stderr
+    found = CliRunner().invoke(cli.app, ["run", "-", "--visualize"], input="Hi")
+    assert found.exit_code == 0 and "--visualize needs stderr to be a terminal" in found.stderr, found.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_context_is_firm_as_a_flag_alone(command: str, config: Path, session: FakeSession) -> None:
+    config.write_text(f"[{command}]\ncontext = 900\n", encoding="utf-8")
+    words = {"run": "-p Hi", "chat": "--no-save"}[command]
+    contexts = []
+    for flags in ((), ("--context", "800")):
+        CliRunner().invoke(cli.app, [command, *words.split(), *flags], input="")
+        assert session.opened is not None
+        contexts.append(session.opened[1]["context"])
+    assert contexts == [900, 800] and [type(each) for each in contexts] == [AtMost, int]
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags"),
+    [
+        ("think = true\nthink-tokens = 50", "--max-tokens 40"),
+        ("think-tokens = 50", ""),
+        ("think = true\nthink-tokens = 5000", ""),
+        ('steps = 9\npreset = "fast"', "--preset quality"),
+        ("visualize = true", ""),
+        ('prefer = "quality"', "-m fake"),
+    ],
+)
+def test_no_default_makes_a_chat_fail(lines: str, flags: str, config: Path, session: FakeSession) -> None:
+    config.write_text(f"[chat]\n{lines}\n", encoding="utf-8")
+    found = CliRunner().invoke(cli.app, ["chat", "--no-save", *flags.split()], input="")
+    assert found.exit_code == 0 and "error" not in found.stderr, found.stderr
+
+
+def test_as_flags_they_are_refused_as_before(config: Path, session: FakeSession) -> None:
+    for flags in ("--think-tokens 50", "--think --think-tokens 50 --max-tokens 40", "--visualize --step", "--step"):
+        assert dgemma("run", "-p", "Hi", *flags.split()).exit_code == UsageError.exit_code, flags
+    config.write_text("[run]\nthink-tokens = 50\n", encoding="utf-8")
+    assert dgemma("run", "-p", "Hi", "--think", "--think-tokens", "50", "--max-tokens", "40").exit_code == 2
+
+
+def test_what_the_rules_do_not_know_gives_way_to_the_command_s_own_refusal() -> None:
+    """An option that no table names; and a value that is wrong by itself stays an error."""
+
+    def draw(
+        wide: Annotated[bool, typer.Option("--wide")] = False,
+        cells: Annotated[int, typer.Option("--cells")] = 1,
+        edge: Annotated[int, typer.Option("--edge")] = 0,
+    ) -> None:
+        if cells > 9:
+            raise UsageError(f"--cells {cells} is out of range", "give less")
+        if wide and cells > 5:
+            raise UsageError("--wide has no room beside --cells", "drop one of them")
+        if edge and not wide:
+            raise UsageError("--edge has nothing to act on", "add --wide")
+        typer.echo(f"{wide} {cells} {edge}")
+
+    app = typer.Typer()
+    app.command(cls=cli_page.Page)(draw)
+
+    def asked(defaults: dict[str, Any], *flags: str) -> Any:
+        found = CliRunner().invoke(app, flags, default_map=defaults)
+        return found.stdout.strip() if found.exit_code == 0 else found.exception
+
+    assert asked({"wide": True}, "--cells", "7") == "False 7 0"
+    assert asked({"cells": 7}, "--wide") == "True 1 0"
+    assert asked({"edge": 3}) == "False 1 0"
+    assert asked({"wide": True, "edge": 3}, "--cells", "7") == "False 7 0"  # one after the other
+    for defaults, flags in (({"wide": True, "cells": 7}, ()), ({"cells": 12}, ()), ({}, ("--wide", "--cells", "7"))):
+        assert isinstance(asked(defaults, *flags), UsageError)
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "value"),
+    [
+        ("json = true", "run.visualize", "true"),
+        ("visualize = true", "run.json", "true"),
+        ("max-tokens = 40", "run.think-tokens", "40"),
+        ("think-tokens = 40", "run.max-tokens", "40"),
+        ('prefer = "quality"', "run.model", "demo"),
+    ],
+)
+def test_two_defaults_that_contradict_each_other_are_not_set(said: str, key: str, value: str, config: Path) -> None:
+    text = f"[run]\n{said}\n"
+    config.write_text(text, encoding="utf-8")
+    found = dgemma("config", key, value)
+    other = said.partition(" ")[0]
+    assert found.exit_code == UsageError.exit_code and config.read_text(encoding="utf-8") == text
+    first, fix = found.stderr.splitlines()
+    assert key in first and f"run.{other}" in first and f"dgemma config run.{other} --unset" in fix
+    assert dgemma("config", "run.steps", "9").exit_code == 0  # it concerns neither
+    assert dgemma("config", f"run.{other}", "--unset").exit_code == dgemma("config", key, value).exit_code == 0
+
+
+def test_what_goes_together_is_set(config: Path) -> None:
+    config.write_text("[run]\nmax-tokens = 41\njson = false\n", encoding="utf-8")
+    for key, value in (("run.think-tokens", "40"), ("run.visualize", "true")):
+        assert dgemma("config", key, value).exit_code == 0

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,13 @@ from tiny import write_tensors, write_tiny
 from tiny_quantised import SCHEMES, SIZES, write_quantised
 from torch import Tensor
 
+from dgemma_local import loading
 from dgemma_local.checkpoint import open_checkpoint
 from dgemma_local.config import load_model_config
 from dgemma_local.errors import CheckpointError
 from dgemma_local.layout import Options, plan
 from dgemma_local.loading import Proof, decoded, load, save
-from dgemma_local.model import DiffusionGemma
+from dgemma_local.model import DiffusionGemma, parameter_shapes
 from dgemma_local.quant import Fp8, Nvfp4, Weight, quantise_fp8
 from dgemma_local.schemes import scheme_of
 
@@ -336,3 +337,30 @@ def test_the_checksum_is_of_the_bytes_and_their_names(tmp_path: Path) -> None:
     proof = Proof()
     opened(tmp_path, proof=proof)
     assert proof.checksum is None and replace(proof, placed=0).seconds > 0
+
+
+# ── where it lies ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+def test_all_parameters_lie_on_the_one_device(
+    scheme: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their form, every part of every parameter is made on the device that was asked for: here one that holds no
+    numbers, and that nothing would lie on by itself."""
+    write_tiny(tmp_path, **SIZES) if scheme is None else write_quantised(tmp_path, scheme)
+    monkeypatch.setattr(loading, "read", lambda jobs, **_: {})
+    monkeypatch.setattr(loading, "verify", lambda *_: None)
+    config = load_model_config(tmp_path)
+    weights = load(open_checkpoint(tmp_path), config, device="meta")
+    assert weights.keys() == parameter_shapes(config).keys()
+    where = {name: {part.device.type for part in parts(weight)} for name, weight in weights.items()}
+    assert all(found == {"meta"} for found in where.values()), where
+
+
+def parts(weight: Weight) -> list[Tensor]:
+    """Every tensor that a weight is held in."""
+    if isinstance(weight, Tensor):
+        return [weight]
+    found = [getattr(weight, field.name) for field in fields(weight)]
+    return [part for part in found if isinstance(part, Tensor)]

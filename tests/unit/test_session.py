@@ -1,5 +1,6 @@
 """The public interface over a tiny random checkpoint with the demo model's tokenizer."""
 
+import json
 import os
 import signal
 import threading
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from tiny import write_tiny
+from typer.testing import CliRunner
 
+from dgemma_local import cli, planning
 from dgemma_local import session as module
 from dgemma_local.demo import vocabulary
 from dgemma_local.errors import (
@@ -23,6 +26,7 @@ from dgemma_local.errors import (
     UsageError,
 )
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
+from dgemma_local.fit import AtMost
 from dgemma_local.session import DEFAULT_MAX_TOKENS, Session, Wishes, open_session, timed
 from dgemma_local.tokens import Message
 
@@ -82,6 +86,22 @@ def test_the_dtype_that_was_asked_for(folder: Path, dtype: str | None, held: tor
     opened = open_session(str(folder), Wishes(dtype=dtype))
     assert opened.conversation.model.dtype == held
     assert finished(answer(opened)).steps == 8
+
+
+def test_a_generation_config_of_one_canvas_is_no_limit(folder: Path, tmp_path: Path) -> None:
+    """The published file asks for 256 new tokens, one canvas; without a length an answer goes on, and its end is said."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink()
+    theirs = json.loads((folder / "generation_config.json").read_text()) | {"max_new_tokens": 12, "max_length": 12}
+    (tmp_path / "generation_config.json").write_text(json.dumps(theirs))
+    flags = ["run", "-m", str(tmp_path), "-p", "Hi", "--seed", "1", "--steps", "2", "--json"]
+    for more, most in ([], DEFAULT_MAX_TOKENS), (["--max-tokens", "20"], 20):
+        found = CliRunner().invoke(cli.app, [*flags, *more])
+        start, *_, end = map(json.loads, found.stdout.splitlines())
+        assert (start["max_tokens"], start["canvas_length"]) == (most, 12)
+        assert end["canvases"] > 1 and len(end["tokens"]) > 12
+    assert found.exit_code == 17 and end["said"].startswith("stopped at --max-tokens 20")
 
 
 def test_an_unknown_dtype_is_refused_before_anything_is_read() -> None:
@@ -261,6 +281,9 @@ def test_memory_is_planned_as_wished(folder: Path) -> None:
 def test_a_context_the_model_does_not_have(folder: Path, context: int) -> None:
     with pytest.raises(UsageError, match=f"a context of {context} tokens cannot be given"):
         open_session(str(folder), Wishes(context=context))
+    assert open_session(str(folder), Wishes(context=AtMost(context))).conversation.context == (
+        13 if context < 13 else 400
+    )
 
 
 def test_what_does_not_fit_is_refused_before_a_tensor_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +300,22 @@ def test_what_does_not_fit_is_refused_before_a_tensor_is_read(folder: Path, monk
         with pytest.raises(DoesNotFit, match=f"{folder.name} does not fit"):
             open_session(str(folder), Wishes(vram=needed / 10))
     shorter = open_session(str(folder), Wishes(vram=needed * 0.9))  # no context was asked for: as much as fits
+    as_much = open_session(str(folder), Wishes(context=AtMost(400), vram=needed * 0.9))
+    assert as_much.conversation.context == shorter.conversation.context
     assert 12 < shorter.conversation.context < 400
     assert len(answer(shorter)) > 3
+
+
+def test_thin_ram_is_refused_before_a_tensor_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is enough, what is read is told, to the last byte."""
+    heard: list[tuple[int, int]] = []
+    opened = open_session(str(folder), progress=lambda done, total: heard.append((done, total)))
+    weights = opened.planned.estimate.weights
+    assert heard[-1] == (weights, weights)
+    monkeypatch.setattr(planning, "host_memory", lambda: weights // 2)
+    monkeypatch.setattr(module, "fill", lambda *_, **__: pytest.fail("a tensor was read"))
+    with pytest.raises(DoesNotFit, match=f"{folder.name} does not fit"):
+        open_session(str(folder))
 
 
 def test_a_device_that_is_not_there(folder: Path) -> None:
