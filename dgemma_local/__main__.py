@@ -8,11 +8,12 @@ def main() -> None:
     handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job ignores it
     if handled:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from dgemma_local import cli
-    from dgemma_local.streams import release
+    from dgemma_local.streams import leave_early, release
 
     if handled:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, leave_early)
+    from dgemma_local import cli
+
     try:
         cli.main()
     finally:

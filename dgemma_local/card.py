@@ -15,12 +15,18 @@ sets CUDA_VISIBLE_DEVICES to its uuid.
 
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 MIB = 1 << 20
 TIMEOUT = 8.0  # seconds: without the persistence daemon each card takes a second or two to wake up
+ENDS_WITHIN = 1.0  # seconds that a killed nvidia-smi may take
+LARGEST = 1 << 20  # bytes of an answer: of a hundred cards it takes some 10,000
 _CARD = ("index", "name", "memory.total", "memory.used", "compute_cap", "driver_version", "uuid", "memory.free")
 _HOLDER = ("pid", "process_name", "used_memory", "gpu_uuid")
 
@@ -55,7 +61,7 @@ def cards() -> tuple[Card, ...]:
         return ()
     held: dict[str, list[Holder]] = {}
     for pid, name, used, uuid in _ask("--query-compute-apps", _HOLDER):
-        if pid.isdecimal():
+        if _is_number(pid):
             held.setdefault(uuid, []).append(Holder(pid=int(pid), name=name, bytes=_mib(used)))
     for holders in held.values():
         holders.sort(key=lambda holder: -(holder.bytes or 0))
@@ -71,14 +77,65 @@ def host_memory(root: Path = Path("/")) -> int | None:
     return None if free is None else max(0, min([free, *_cgroup_room(root)]))
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program wrote, and how it ended: below 0 by that signal."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def ask(command: Sequence[str], limit: float) -> Answer:
+    """A program's answer within `limit` seconds, and LARGEST bytes of it: one that prints for ever fills no memory.
+
+    Raises OSError: it cannot be started; subprocess.TimeoutExpired; subprocess.SubprocessError: it wrote more than that.
+    """
+    ends = time.monotonic() + limit
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None and child.stderr is not None
+    wrote: dict[IO[bytes], bytes] = {}
+    readers = [
+        threading.Thread(target=_first_of, args=(pipe, wrote), daemon=True) for pipe in (child.stdout, child.stderr)
+    ]
+    try:
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(max(0.0, ends - time.monotonic()))
+        code = child.wait(max(0.0, ends - time.monotonic()))
+        if any(reader.is_alive() for reader in readers):  # what it started holds its pipes
+            raise subprocess.TimeoutExpired(command, limit)
+    finally:
+        _end(child)
+    if any(len(each) > LARGEST for each in wrote.values()):
+        raise subprocess.SubprocessError("it writes without end")
+    out, errors = (wrote[pipe].decode("utf-8", errors="replace") for pipe in (child.stdout, child.stderr))
+    return Answer(code, out, errors)
+
+
+def _first_of(pipe: IO[bytes], wrote: dict[IO[bytes], bytes]) -> None:
+    """A byte more than it may be; then the pipe is closed, and who writes on is ended."""
+    with pipe:
+        wrote[pipe] = pipe.read(LARGEST + 1)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """One that waits for a driver does not end at all, and is left behind."""
+    if child.poll() is None:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(ENDS_WITHIN)
+
+
 def _ask(query: str, fields: tuple[str, ...]) -> Iterator[list[str]]:
     """nvidia-smi's rows. A comma within the second field, a name, does not shift those behind it."""
     command = ["nvidia-smi", f"{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT, check=True)
+        answer = ask(command, TIMEOUT)
     except (OSError, subprocess.SubprocessError):
         return
-    for line in done.stdout.decode("utf-8", errors="replace").splitlines():
+    for line in answer.out.splitlines() if answer.code == 0 else ():
         first, *rest = line.split(",")
         behind = len(fields) - 2
         if len(rest) > behind:
@@ -87,10 +144,10 @@ def _ask(query: str, fields: tuple[str, ...]) -> Iterator[list[str]]:
 
 def _card(row: list[str]) -> Card | None:
     index, name, total, used, capability, driver, uuid, free = row
-    if not index.isdecimal():
+    if not _is_number(index):
         return None
     major, dot, minor = capability.partition(".")
-    known = dot and major.isdecimal() and minor.isdecimal()
+    known = dot and _is_number(major) and _is_number(minor)
     whole, taken = _mib(total), _mib(used)
     rest = None if whole is None or taken is None else whole - taken
     return Card(
@@ -106,7 +163,12 @@ def _card(row: list[str]) -> Card | None:
 
 def _mib(field: str) -> int | None:
     """None for [N/A], [Insufficient Permissions], [Unknown Error]."""
-    return int(field) * MIB if field.isdecimal() else None
+    return int(field) * MIB if _is_number(field) else None
+
+
+def _is_number(field: str) -> bool:
+    """Python makes no number of thousands of digits."""
+    return field.isdecimal() and len(field) < 20
 
 
 def _visible(found: list[Card]) -> Iterator[Card]:

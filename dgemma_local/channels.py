@@ -10,7 +10,7 @@ Every channel is a thought, whatever its name, since chat templates cut every ch
 `thought` is dropped; another name or none at all stays at the head of the thought, so that nothing is lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +64,11 @@ class AnswerDecoder:
     def in_thought(self) -> bool:
         """Whether a channel is open: the answer has yet to come."""
         return self._in_channel
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a tool call is open."""
+        return self._call is not None
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
         """The pieces that `ids` complete."""
@@ -135,3 +140,51 @@ class AnswerDecoder:
 def is_blank(decoder: AnswerDecoder, answer: Sequence[int]) -> bool:
     """Whether a whole answer has nothing to read: no text but blank space, of whatever kind."""
     return not any(piece.text.strip() for piece in [*decoder.feed(answer), *decoder.close()])
+
+
+class StopSearch:
+    """Where one of some strings first stands in an answer; asked with all of its tokens, canvas by canvas.
+
+    Only what a reader of the answer sees is searched: thoughts, names of channels, tool calls and markers neither hold a
+    stop string nor are reached over by one. What was read at the canvas before is not read again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], *, open_channel: bool = False) -> None:
+        """strings: empty ones never stop. open_channel: of the prompt, as for `AnswerDecoder`."""
+        self._tokenizer, self._open_channel = tokenizer, open_channel
+        self._strings = [string for string in strings if string]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = AnswerDecoder(self._tokenizer, open_channel=self._open_channel)
+        self._read: list[int] = []
+        self._start = 0  # of the run of text at the end
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        """How many tokens stand before the first stop string, whole ones; None: there is none."""
+        if not self._strings:
+            return None
+        if self._read != [*tokens[: len(self._read)]]:  # the first canvas began anew
+            self._begin()
+        found = (self._find(tokens, start, end) for start, end in self._runs(tokens))
+        return next((at for at in found if at is not None), None)
+
+    def _runs(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where text of the answer stands uninterrupted, from the run on that was the last one before."""
+        for i, token in enumerate(tokens[len(self._read) :], len(self._read)):
+            self._read.append(token)
+            self._decoder.feed((token,))
+            if self._decoder.in_thought or self._decoder.in_call or self._tokenizer.is_control(token):
+                start, self._start = self._start, i + 1
+                if start < i:
+                    yield start, i
+        yield self._start, len(tokens)
+
+    def _find(self, tokens: Sequence[int], start: int, end: int) -> int | None:
+        text = self._tokenizer.decode(tokens[start:end])
+        first = min((at for at in map(text.find, self._strings) if at >= 0), default=None)
+        if first is None:
+            return None
+        while end > start and len(self._tokenizer.decode(tokens[start:end])) > first:
+            end -= 1
+        return end

@@ -19,11 +19,12 @@ from dgemma_local.cli_help import PAGES
 from dgemma_local.cli_models import app_models, pull
 from dgemma_local.cli_page import Page, dress
 from dgemma_local.cli_replay import replay
-from dgemma_local.cli_run import run
-from dgemma_local.errors import INTERRUPTED, OTHER_WORDS, DgemmaError, UsageError, kinds
-from dgemma_local.streams import lost, prepare, say
+from dgemma_local.cli_run import end_in_json, json_asked, run
+from dgemma_local.errors import INTERRUPTED, OTHER_WORDS, DgemmaError, DoesNotFit, UsageError, kinds
+from dgemma_local.streams import Ended, begun, lost, ours, prepare, say
 
 LONGEST_LINE = 400  # characters of an error
+JSON = "dgemma.json"  # in a context's meta: whether --json is asked of `run`
 LOGGED = frozenset({"run", "chat", "bench"})  # commands that write to DGEMMA_LOG; the others do without it
 
 
@@ -48,11 +49,15 @@ class Commands(TyperGroup):
             except DgemmaError:
                 if not {"-h", "--help"} & {*args}:  # help is given whatever the file says
                     raise
+            finally:
+                if found[0] == "run":
+                    ctx.meta[JSON] = json_asked(found[1], found[2], ctx)
         return found
 
     def invoke(self, ctx: Any) -> Any:
         try:
             try:
+                begun()
                 found = super().invoke(ctx)
             finally:
                 logs.stop()  # what was held back stands before an error
@@ -61,24 +66,47 @@ class Commands(TyperGroup):
         except _UsageError as error:
             if not error.args or type(error).__name__ == "NoArgsIsHelpError":
                 raise
-            where = getattr(error, "ctx", None) or ctx
-            what = getattr(error, "format_message", error.__str__)()
-            fix = f"`{where.command_path} --help` lists what can be given"
-            parameter = getattr(error, "param", None)
-            source = None if parameter is None else where.get_parameter_source(parameter.name)
-            if parameter is not None and source is not None and source.name == "ENVIRONMENT":
-                what, fix = f"the variable {parameter.envvar}: {what}", "correct the variable, or unset it"
-            say(f"error: {_line(what)}\n  fix: {fix}")
-            code = UsageError.exit_code
+            raise self._failed(ctx, UsageError(*_usage(error, ctx))) from None
         except DgemmaError as error:
-            say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
-            code = error.exit_code
-        except KeyboardInterrupt:
+            raise self._failed(ctx, error) from None
+        except KeyboardInterrupt as error:
             say("interrupted")
-            code = INTERRUPTED
+            raise self._ended(ctx, error, INTERRUPTED) from None
+        except Ended as error:
+            raise self._ended(ctx, error, error.exit_code) from None
+        except MemoryError:
+            raise self._failed(ctx, DoesNotFit("memory ran out", "end what else holds it, or ask for less")) from None
         except OSError as error:
-            code = lost(error)
-        raise typer.Exit(code)
+            if ours(error):
+                raise typer.Exit(lost(error)) from None
+            where = "" if error.filename is None else f": {error.filename}"
+            what = f"the system refuses: {error.strerror or error}{where}"
+            raise self._failed(ctx, DgemmaError(what, "make room, or see to the file or disk that is named")) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:  # a fault of ours: its traceback is what a report needs
+            self._ended(ctx, error, 1)
+            raise
+
+    def _failed(self, ctx: Any, error: DgemmaError) -> typer.Exit:
+        """Says it in two lines."""
+        say(f"error: {_line(error.what)}\n  fix: {_line(error.fix)}")
+        return self._ended(ctx, error, error.exit_code)
+
+    def _ended(self, ctx: Any, error: BaseException, code: int) -> typer.Exit:
+        """The end of the process, said in --json, too."""
+        return typer.Exit(end_in_json(error, code) if ctx.meta.get(JSON) else code)
+
+
+def _usage(error: Any, ctx: Any) -> tuple[str, str]:
+    """What Typer found, and how to cure it."""
+    where = getattr(error, "ctx", None) or ctx
+    what = getattr(error, "format_message", error.__str__)()
+    parameter = getattr(error, "param", None)
+    source = None if parameter is None else where.get_parameter_source(parameter.name)
+    if parameter is not None and source is not None and source.name == "ENVIRONMENT":
+        return f"the variable {parameter.envvar}: {what}", "correct the variable, or unset it"
+    return what, f"`{where.command_path} --help` lists what can be given"
 
 
 def _codes() -> str:

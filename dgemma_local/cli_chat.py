@@ -22,7 +22,6 @@ from dgemma_local.cli_flags import (
     WithPreset,
     WithSteps,
     WithStop,
-    WithThink,
     WithThinkTokens,
     WithVram,
     check_prefer,
@@ -33,6 +32,8 @@ from dgemma_local.cli_flags import (
 )
 from dgemma_local.errors import UsageError
 from dgemma_local.interrupts import import_torch
+
+WithThinking = Annotated[bool | None, typer.Option("--think", help="Let the model think first.")]  # None: as it was
 
 
 def chat(
@@ -61,11 +62,11 @@ def chat(
     ] = None,
     steps: WithSteps = None,
     preset: WithPreset = None,
-    think: WithThink = False,
+    think: WithThinking = None,
     think_tokens: WithThinkTokens = None,
     show_thinking: Annotated[
-        bool, flag("--show-thinking", "Thoughts in view, dimmed; else a line says how long they were.")
-    ] = False,
+        bool | None, flag("--show-thinking", "Thoughts in view, dimmed; else a line says how long they were.")
+    ] = None,
     stop: WithStop = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest conversation, or with NAME.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="What is saved, the latest first; then leave.")] = False,
@@ -90,31 +91,59 @@ def chat(
     from dgemma_local.chat import store
     from dgemma_local.ui import prompt
     from dgemma_local.ui.chat_input import check_stdin
-    from dgemma_local.ui.chat_saved import new, resumed, show_list
+    from dgemma_local.ui.chat_saved import new, resumed
 
+    if list_all:
+        others: Mapping[str, object] = {
+            "NAME": name,
+            "--model": model,
+            "--system": system,
+            "--seed": seed,
+            "--max-tokens": max_tokens,
+            "--steps": steps,
+            "--preset": preset,
+            "--think": think,
+            "--think-tokens": think_tokens,
+            "--show-thinking": show_thinking,
+            "--stop": stop,
+            "--resume": resume,
+            "--no-save": no_save,
+            "--visualize": visualize,
+            "--dtype": dtype,
+            "--device": device,
+            "--context": context,
+            "--vram": vram,
+            "--prefer": prefer,
+            "--fp8-attention": fp8_attention,
+            "--fp8-embedding": fp8_embedding,
+            "--fp8-mlp": fp8_mlp,
+        }
+        _list([flag for flag, given in others.items() if given is not None and given is not False and given != []])
+        return
     if name is not None and not resume:
         raise UsageError(
             f"{name!r} is nothing to begin with", "say --resume NAME, or type the message after the prompt"
         )
     check_prefer(prefer, model)
     check_stop(stop or ())
-    home = None if no_save and not (resume or list_all) else store.home()
+    home = None if no_save and not resume else store.home()
     folder = None if home is None else home / "chats"
-    if list_all:
-        show_list(folder)
-        return
     check_stdin()
     if system is not None:
         prompt.check(system, "--system")
     saved = begun = resumed(name, folder) if resume else None
+    if saved and saved.model and prefer is not None and model is None:
+        raise UsageError(
+            f"--prefer has nothing to choose from: {saved.name} is held with {saved.model}", "drop it, or add -m auto"
+        )
     given = {
         "seed": seed,
         "max_tokens": max_tokens,
         "steps": steps,
         "preset": preset,
-        "thinking": think or None,
+        "thinking": think,
         "think_tokens": think_tokens,
-        "show_thoughts": show_thinking or None,
+        "show_thoughts": show_thinking,
         "stop": tuple(stop or ()) or None,
     }
     begun = _with_flags(begun or new(folder), {key: value for key, value in given.items() if value is not None})
@@ -136,6 +165,17 @@ def chat(
     code = _talk(begun, saved, opened, None if no_save else home, visualize=visualize)
     if code:
         raise typer.Exit(code)
+
+
+def _list(others: Sequence[str]) -> None:
+    """others: flags that mean nothing here."""
+    from dgemma_local.chat import store
+    from dgemma_local.ui.chat_saved import show_list
+
+    if others:
+        raise UsageError(f"--list shows what is saved, and {others[0]} means nothing to it", f"drop {others[0]}")
+    home = store.home()
+    show_list(None if home is None else home / "chats")
 
 
 def _talk(

@@ -9,17 +9,23 @@ from typing import Annotated
 import typer
 
 from dgemma_local import preferences
-from dgemma_local.cli_page import check_together
+from dgemma_local.cli_page import check_together, contradictions
 from dgemma_local.errors import UsageError
 from dgemma_local.preferences import Current, Setting
 from dgemma_local.streams import say
 from dgemma_local.toml_file import written
 
 
+def _keys(context: typer.Context, incomplete: str) -> list[str]:
+    """What a shell may complete a key to."""
+    return [key for key in preferences.settings(context.find_root().command) if key.startswith(incomplete)]
+
+
 def config(
     context: typer.Context,
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="Such as run.steps: the command, and the option.")
+        str | None,
+        typer.Argument(metavar="KEY", help="Such as run.steps: the command, and the option.", autocompletion=_keys),
     ] = None,
     values: Annotated[
         list[str] | None, typer.Argument(metavar="VALUE", help="The new default; several where it is a list.")
@@ -44,9 +50,8 @@ def config(
         preferences.put(known, file, key, values or [], lambda said: check_together(root, said, key))
     elif key is not None:
         preferences.find(known, key)
-    standing = preferences.current(known, preferences.read(known, file), file)
-    if key is not None:
-        standing = {key: standing[key]}
+    said = preferences.read(known, file)
+    standing = preferences.current(known if key is None else {key: known[key]}, said, file)
     if values or unset:
         (now,) = standing.values()
         say(f"{key} = {_shown(now.value)}, {_source(now, file=str(file))}")
@@ -56,6 +61,11 @@ def config(
         if key is None:
             say(f"{file}{'' if file.exists() else ' (not there yet)'}")
         typer.echo("\n".join(_lines(known, standing, str(file))))
+    troubles = [now.wrong for now in standing.values() if now.wrong is not None]
+    if key is None:
+        troubles += [*contradictions(root, said), *preferences.mistyped(root, known)]
+    for each in troubles:
+        say(f"wrong: {_escaped(each.what)}\n  fix: {_escaped(each.fix)}")
 
 
 def _plain(setting: Setting, now: Current) -> Mapping[str, object]:
@@ -65,7 +75,7 @@ def _plain(setting: Setting, now: Current) -> Mapping[str, object]:
         "source": now.source,
         "variable": setting.variable,
         "default": setting.default,
-    }
+    } | ({} if now.wrong is None else {"wrong": now.wrong.what})
 
 
 def _lines(known: Mapping[str, Setting], standing: Mapping[str, Current], file: str) -> list[str]:
@@ -85,7 +95,11 @@ def _shown(value: object) -> str:
     """As in the file; what a terminal cannot be trusted with, such as bytes that are no UTF-8, is escaped."""
     if value is None or value == []:
         return "-"
-    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in written(value))
+    return _escaped(written(value))
+
+
+def _escaped(text: str) -> str:
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in text)
 
 
 def _source(now: Current, file: str) -> str:

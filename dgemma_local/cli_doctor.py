@@ -20,7 +20,8 @@ def doctor(
         bool, typer.Option("--json", help="One JSON object, for bug reports: no tokens, no user's name.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every fetched checkpoint, too: a minute or so for each.")
+        bool,
+        typer.Option("--verify", help="Hash each fetched checkpoint and read each other one: a minute or so each."),
     ] = False,
 ) -> None:
     """Check everything that a run stands on, and say how to cure what is wrong.
@@ -58,6 +59,7 @@ def doctor(
 
 def defaults(commands: Any) -> "Iterator[Finding]":
     """The user's own: a file that cannot be used, each variable that does not mean anything."""
+    from dgemma_local.cli_page import contradictions
     from dgemma_local.doctor.finding import fail, ok
 
     known, file = preferences.settings(commands), preferences.file()
@@ -67,15 +69,8 @@ def defaults(commands: Any) -> "Iterator[Finding]":
         said = preferences.read(known, file)
     except DgemmaError as error:
         wrong.append(error)
-    for key, setting in known.items():
-        try:
-            preferences.current({key: setting}, said, file)
-        except DgemmaError as error:
-            wrong.append(error)
-    try:
-        preferences.check_environment(commands, known)
-    except DgemmaError as error:
-        wrong.append(error)
+    wrong += [now.wrong for now in preferences.current(known, said, file).values() if now.wrong is not None]
+    wrong += [*contradictions(commands, said), *preferences.mistyped(commands, known)]
     for each in wrong:
         yield fail("defaults", each.what, each.fix)
     if not wrong:

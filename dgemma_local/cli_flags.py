@@ -5,6 +5,8 @@ flag     one of which each command has its own to say: its name, its form and it
 wishes   what of them concerns the model
 """
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,13 +26,18 @@ LARGEST_VRAM = 10_000  # GB; inf is no budget
 
 
 def model_names(incomplete: str) -> list[str]:
-    """What a shell may complete a model's name to. A table that is broken completes nothing."""
+    """What a shell may complete a model's name to. A table that is broken completes nothing.
+
+    Bash inserts it as it is; the other shells quote what they insert.
+    """
     from dgemma_local.registry import RESERVED, table
 
     try:
-        return [name for name in (*table(), *RESERVED) if name.startswith(incomplete)]
+        found = [name for name in (*table(), *RESERVED) if name.startswith(incomplete)]
     except DgemmaError:
         return []
+    bash = os.environ.get("_DGEMMA_COMPLETE") == "complete_bash"
+    return [re.sub(r"[^\w@%+=:,./-]", r"\\\g<0>", name) for name in found] if bash else found
 
 
 class Dtype(StrEnum):
@@ -53,10 +60,17 @@ class Prefer(StrEnum):
     quality = "quality"
 
 
+def _check_seed(seed: int | None) -> int | None:
+    """Raises typer's BadParameter: out of the range of the noise."""
+    if seed is not None and not 0 <= seed <= LARGEST_SEED:
+        raise typer.BadParameter(f"{seed} is out of range: it is a whole number from 0 to {LARGEST_SEED}")
+    return seed
+
+
 _FORMS: Mapping[str, Mapping[str, Any]] = {
     "-m --model": {"metavar": "NAME", "autocompletion": model_names},
     "--system": {"metavar": "TEXT"},
-    "--seed": {"metavar": "N"},
+    "--seed": {"callback": _check_seed, "metavar": "N"},  # with min and max, help would hold twenty digits
     "--max-tokens": {"min": 1, "metavar": "N"},
     "--dtype": {},
     "--context": {"min": 1, "metavar": "N"},

@@ -146,6 +146,7 @@ PAGES: Mapping[str, Help] = {
             *(("against", part) for part in ("fp8_attention", "fp8_mlp", "fp8_embedding")),
         ),
         needs={"layout": ("synthetic",)},
+        at_most=("context",),
     ),
     "doctor": Help(
         examples=("dgemma doctor", "dgemma doctor --json > doctor.json"),
@@ -170,6 +171,7 @@ PAGES: Mapping[str, Help] = {
             "What is planned": "prefer context vram fp8_attention fp8_embedding fp8_mlp",
             "What is written": "as_json",
         },
+        at_most=("context",),
     ),
     "models rm": Help(
         examples=("dgemma models rm 26b-a4b-fp8", "dgemma models rm 26b-a4b-fp8 --yes"),

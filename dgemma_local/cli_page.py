@@ -25,6 +25,7 @@ from dgemma_local.toml_file import written
 WIDEST = 100  # cells of a line of prose
 _RANK = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # click's names of where a value comes from
 _FLAG = _RANK.index("COMMANDLINE")
+_ABOUT_A_FLAG = re.compile(r"(?<![\w-])--?[a-z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,10 @@ class Page(TyperCommand):
         while True:
             try:
                 return super().invoke(ctx)
-            except UsageError as error:
-                yielding = _yielding(self, ctx, error.what)
+            except DgemmaError as error:
+                yielding = _yielding(self, ctx, error) if isinstance(error, UsageError) else ()
                 if not yielding:
-                    if said := "; ".join(_sources(self, ctx, error.what)):
-                        error.what += f" ({said})"
+                    _tell_origin(self, ctx, error)
                     raise
             for parameter in yielding:
                 ctx.params[parameter] = _built_in(self, parameter)
@@ -105,10 +105,11 @@ def _at_most(number: int) -> int:
     return AtMost(number)
 
 
-def _named(command: Any, what: str) -> Iterable[tuple[Any, str]]:
-    """The options that an error names."""
+def _named(command: Any, error: DgemmaError) -> Iterable[tuple[Any, str]]:
+    """The options that an error is about: it names them, or dropping one is its cure."""
     for parameter, name in options(command):
-        if re.search(rf"(?<![\w-])--{re.escape(name)}(?![\w-])", what):
+        flag = rf"(?<![\w-])--{re.escape(name)}(?![\w-])"
+        if re.search(flag, error.what) or re.search(rf"\bdrop {flag}", error.fix):
             yield parameter, name
 
 
@@ -117,30 +118,50 @@ def _rank(ctx: Any, parameter: str) -> int:
     return 0 if source is None else _RANK.index(source.name)
 
 
-def _yielding(command: Any, ctx: Any, what: str) -> Sequence[str]:
+def _yielding(command: Any, ctx: Any, error: UsageError) -> Sequence[str]:
     """Of the options that an error names, the defaults of the weakest source.
 
     None where one source contradicts itself, or the error quotes the value of the only option that it names.
     """
-    named = {parameter.name: name for parameter, name in _named(command, what)}
+    named = {parameter.name: name for parameter, name in _named(command, error)}
     ranks = {each: _rank(ctx, each) for each in named if ctx.params[each] != _built_in(command, each)}
     weakest = min(ranks.values(), default=_FLAG)
     found = [each for each, rank in ranks.items() if rank == weakest]
     contradicts_itself = len(found) == len(ranks) > 1
-    about_its_value = len(named) == 1 and any(f"--{name} {ctx.params[each]}" in what for each, name in named.items())
+    values = [f"--{name} {ctx.params[each]}" for each, name in named.items()]
+    about_its_value = len(values) == 1 and values[0] in error.what
     return [] if weakest in (0, _FLAG) or contradicts_itself or about_its_value else found
 
 
-def _sources(command: Any, ctx: Any, what: str) -> Iterable[str]:
-    """Of each option that an error names, where it is set if not on the command line."""
-    for parameter, name in _named(command, what):
-        source = ctx.get_parameter_source(parameter.name)
-        if source is None:
-            continue
-        if source.name == "DEFAULT_MAP":
-            yield f"{'.'.join((*command.words, name))} is set in {file()}"
-        elif source.name == "ENVIRONMENT":
-            yield f"--{name} is set by {parameter.envvar}"
+def _tell_origin(command: Any, ctx: Any, error: DgemmaError) -> None:
+    """Adds to an error where what it is about is set, if not on the command line; and a cure for there, if its own
+    names a flag that nobody gave.
+    """
+    about = {parameter.name: (parameter, name) for parameter, name in _named(command, error)}
+    about |= {
+        each.name: (each, name) for each, name in options(command) if _quotes(error.what, ctx.params.get(each.name))
+    }
+    origins: list[str] = []
+    cures: list[str] = []
+    for parameter, name in about.values():
+        key = ".".join((*command.words, name))
+        if _rank(ctx, parameter.name) == _RANK.index("DEFAULT_MAP"):
+            origins.append(f"{key} is set in {file()}")
+            cures.append(f"correct {key}, or take it out by `dgemma config {key} --unset`")
+        elif _rank(ctx, parameter.name) == _RANK.index("ENVIRONMENT"):
+            origins.append(f"--{name} is set by {parameter.envvar}")
+            cures.append(f"correct {parameter.envvar}, or unset it")
+    if not origins:
+        return
+    error.what += f" ({'; '.join(origins)})"
+    given = any(_rank(ctx, parameter) == _FLAG for parameter in about)
+    if not given and _ABOUT_A_FLAG.search(re.sub("`[^`]*`", "", error.fix)):
+        error.fix = "; or ".join(cures)
+
+
+def _quotes(what: str, value: object) -> bool:
+    """Whether an error quotes a text, or names something in the folder that it is."""
+    return isinstance(value, str) and value != "" and (repr(value) in what or what.startswith(f"{value}/"))
 
 
 def _idle(ctx: Any, page: Help) -> Iterable[str]:
@@ -183,6 +204,17 @@ def check_together(group: Any, said: Mapping[str, Any], key: str) -> None:
             )
 
 
+def contradictions(group: Any, said: Mapping[str, Any]) -> Iterable[UsageError]:
+    """Of a file that was written by hand, each one once."""
+    left = dict(said)
+    for key in said:
+        try:
+            check_together(group, left, key)
+        except UsageError as error:
+            yield error
+        del left[key]
+
+
 def _built_in(command: Any, name: str) -> Any:
     parameter = next(each for each in command.params if each.name == name)
     clean = typer.Context(command)  # without the user's own defaults
@@ -195,6 +227,8 @@ def dress(group: Any, pages: Mapping[str, Help]) -> None:
         for parameter, name in options(command) if path[0] not in WITHOUT else ():
             parameter.envvar = variable(path, name)
             parameter.show_envvar = False  # one line says it of all
+            if parameter.multiple:
+                parameter.value_from_envvar = partial(_a_line_each, parameter)
         page = pages.get(" ".join(path))
         if page is None:
             continue
@@ -205,6 +239,12 @@ def dress(group: Any, pages: Mapping[str, Help]) -> None:
             parameter.rich_help_panel = headings.get(parameter.name, parameter.rich_help_panel)
         if isinstance(command, Page):
             command.words, command.page = path, page
+
+
+def _a_line_each(parameter: Any, ctx: Any) -> Sequence[str] | None:
+    """A variable's list: a text may have spaces in it, so one stands on each line."""
+    given = parameter.resolve_envvar_value(ctx)
+    return None if given is None else [line for line in given.split("\n") if line]
 
 
 def behind(path: Sequence[str], page: Help, width: int) -> str:

@@ -2,10 +2,10 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any
 
 import typer
 
@@ -33,33 +33,42 @@ from dgemma_local.cli_flags import (
 )
 from dgemma_local.cli_session import picked, reach, recorder, vocabulary
 from dgemma_local.cli_view import WithDraft, WithTheme, WithView
-from dgemma_local.errors import DgemmaError, EmptyAnswer, RecordingError, ThoughtOnly, UsageError
+from dgemma_local.errors import EmptyAnswer, RecordingError, ThoughtOnly, UsageError
 from dgemma_local.interrupts import import_torch
-from dgemma_local.streams import Ended, say
-
-Given = ParamSpec("Given")  # the flags
+from dgemma_local.streams import lost, say
 
 
-def _ending_in_json(command: Callable[Given, None]) -> Callable[Given, None]:
-    """With --json the last line says what became of the answer, also where an error took its place."""
+def json_asked(command: Any, arguments: Sequence[str], ctx: Any) -> bool:
+    """Whether --json is asked of `run` by a flag, a variable or the defaults, where its own function may never be called."""
+    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    asked, rest = None, iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            break
+        if argument in ("--json", "--no-json"):
+            asked = argument == "--json"
+        elif argument in options and not options[argument].is_flag:
+            next(rest, None)  # its value
+    if asked is not None:
+        return asked
+    variable = options["--json"].value_from_envvar(ctx)
+    value = (ctx.default_map or {}).get("run", {}).get("as_json", False) if variable is None else variable
+    return str(value).lower() in ("1", "true", "t", "yes", "y", "on")
 
-    @wraps(command)
-    def told(*args: Given.args, **flags: Given.kwargs) -> None:
-        try:
-            command(*args, **flags)
-        except (UsageError, EmptyAnswer, ThoughtOnly):
-            raise  # nothing was begun; `finished` has said it
-        except (DgemmaError, KeyboardInterrupt, Ended) as error:
-            if flags.get("as_json"):
-                from dgemma_local.ui.plain import json_error
 
-                json_error(error, sys.stdout)
-            raise
+def end_in_json(error: BaseException, code: int) -> int:
+    """The last line of --json says how it ended; a missing answer is said by `finished`. Returns the process's exit code."""
+    if isinstance(error, EmptyAnswer | ThoughtOnly):
+        return code
+    from dgemma_local.ui.plain import json_error
 
-    return told
+    try:
+        json_error(error, code, sys.stdout)
+    except OSError as unwritten:
+        return lost(unwritten)
+    return code
 
 
-@_ending_in_json
 def run(
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Prompt file in UTF-8; - is stdin.")] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt itself.")] = None,
@@ -213,6 +222,7 @@ def run(
         max_tokens=max_tokens,
         steps=steps or session.steps,
         canvas_length=session.canvas_length,
+        settings=session.settings,
     )
     ids = session.prompt(messages, thinking=think)
     fresh = partial(AnswerDecoder, session.tokenizer, open_channel=opens_channel(ids, session.tokenizer.special))

@@ -235,7 +235,7 @@ class Conversation(Generic[CacheT]):
         if not math.isfinite(math.fsum(entropy)):
             where = self.model.first_bad_layer(after.fed, self.cache, None if before is None else before.signal)
             raise NumericalError(
-                f"canvas {after.number}, step {after.step - 1}: not a number, first in {where}",
+                f"canvas {after.number + 1}, step {after.step}: not a number, first in {where}",
                 "check the checkpoint's files (`--dtype float32` tells a rounding overflow from damaged weights)",
             )
         event = StepDone(

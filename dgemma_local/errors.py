@@ -1,6 +1,6 @@
 """What a user can run into, each with its cure and an exit code of its own.
 
-    DgemmaError                     1   (never raised itself)
+    DgemmaError                     1   itself only for what the system refuses: output, or another file
     ├── UsageError                  2   flags that contradict each other, or mean nothing here
     ├── PromptError                 3   no file, nothing in it, not text, longer than the context
     ├── UnknownModel                4   no such name in models.toml, no such folder
@@ -44,9 +44,9 @@ class DgemmaError(Exception):
 
     exit_code: ClassVar[int] = 1
     word: ClassVar[str] = "output"
-    means: ClassVar[str] = "the output could not be written"
-    why: ClassVar[str] = "a disk that is full"
-    cure: ClassVar[str] = "make room, or write elsewhere"
+    means: ClassVar[str] = "the output could not be written, or another file not read or written"
+    why: ClassVar[str] = "a disk that is full, or fails"
+    cure: ClassVar[str] = "make room, write elsewhere, or see to the file that is named"
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(what)
@@ -227,7 +227,7 @@ ENDINGS = (
         NOT_CONVERGED,
         "an answer whose canvases did not all converge: the model still doubted",
         "a hard question, or too few steps",
-        "raise `--steps`, or give `--preset quality`",
+        "raise `--steps`, or give another `--seed`",
     ),
     (
         CHECK_FAILED,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dgemma_local.card import MIB, Card
 from dgemma_local.config import ModelConfig
-from dgemma_local.errors import DoesNotFit
+from dgemma_local.errors import DoesNotFit, UsageError
 from dgemma_local.registry import Entry
 
 if TYPE_CHECKING:
@@ -43,6 +43,19 @@ CUDA_CONTEXT = 500 * 10**6
 
 class AtMost(int):
     """A context, in tokens, that gives way to what the model has and what fits: a user's default. Any other is firm."""
+
+
+def held_by(config: ModelConfig, context: int | None) -> int | None:
+    """`context`, in tokens, or what the model has of one that is `AtMost`.
+
+    Raises UsageError on one that the model does not have.
+    """
+    least, most = config.canvas_length + 1, config.max_positions
+    if context is None or least <= context <= most:
+        return context
+    if isinstance(context, AtMost):
+        return AtMost(max(least, min(context, most)))
+    raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
 
 
 @dataclass(frozen=True, slots=True)

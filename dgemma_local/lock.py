@@ -1,4 +1,4 @@
-"""Who holds the card: a lock a card, that tells a second dgemma of the first.
+"""Who holds the card: a lock a card and user, that tells a second dgemma of the first.
 
 It is a word between neighbours: nobody waits for it, and nobody is kept out by it. The plan of the memory says what fits; this
 says who is there, which `nvidia-smi` does not say everywhere. The operating system lets go of the lock when the process
@@ -17,9 +17,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dgemma_local import files
 from dgemma_local.errors import DoesNotFit
 
 MIB = 1 << 20
+LONGEST = 4096  # bytes of what a holder writes beside its lock
 LONGEST_COMMAND = 80  # characters of it that are shown
 
 
@@ -79,7 +81,9 @@ def take(card: str, size: int | None, arguments: Sequence[str] | None = None) ->
     )
     with suppress(OSError):
         fresh = paper.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(asdict(me)), encoding="utf-8")
+        fresh.unlink(missing_ok=True)  # one that ended had this number
+        with fresh.open("x", encoding="utf-8") as file:
+            json.dump(asdict(me), file)
         fresh.replace(paper)
     return Hold(None, lock)
 
@@ -100,14 +104,31 @@ def _folder() -> Path | None:
 def _read(paper: Path) -> Holder | None:
     """None of our own process, and where nothing, or nothing of use, is written: it is being written just now."""
     try:
-        written = json.loads(paper.read_text(encoding="utf-8"))
+        written = json.loads(files.whole(paper, LONGEST))
         pid, command, since, size = (written[name] for name in ("pid", "command", "since", "bytes"))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    good = type(pid) is int and isinstance(command, str) and isinstance(since, str) and type(size) in (int, type(None))
-    if not good or pid == os.getpid():
+    good = _is_count(pid) and isinstance(command, str) and isinstance(since, str) and (size is None or _is_count(size))
+    if not good or pid == os.getpid() or not _runs(pid):
         return None
     return Holder(pid=pid, command=_clean(command), since=_clean(since), bytes=size)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 63
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process; on Windows, where that question would end it, always."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # another's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _command(arguments: Sequence[str]) -> str:

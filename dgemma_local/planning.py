@@ -14,7 +14,7 @@ from dgemma_local.card import Card, cards, host_memory
 from dgemma_local.checkpoint import Checkpoint
 from dgemma_local.config import ModelConfig
 from dgemma_local.errors import UsageError
-from dgemma_local.fit import AtMost, Estimate, Verdict, budget, estimate, verdict
+from dgemma_local.fit import Estimate, Verdict, budget, estimate, held_by, verdict
 from dgemma_local.layout import Options, Plan, plan
 from dgemma_local.schemes import scheme_of
 
@@ -53,11 +53,7 @@ def plan_run(
 
     Raises UsageError on a context that the model does not have, CheckpointError as `layout.plan` does.
     """
-    least, most = config.canvas_length + 1, config.max_positions
-    if isinstance(context, AtMost):
-        context = max(least, min(context, most))
-    if context is not None and not least <= context <= most:
-        raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
+    context = held_by(config, context)
     if vram is not None and not 0 <= vram < math.inf:
         raise UsageError(f"{vram} GB cannot be kept to", "give a number of GB from 0 on")
     layout = plan(config, checkpoint.tensors, scheme_of(checkpoint.quantisation), options)
@@ -71,7 +67,7 @@ def plan_run(
     asked = estimate(
         config,
         resident,
-        context=context or min(DEFAULT_CONTEXT, most),
+        context=context or min(DEFAULT_CONTEXT, config.max_positions),
         compute="fp32" if layout.held["norm"].dtype.itemsize > 2 else "bf16",
         device=device,
     )

@@ -11,10 +11,11 @@ commands themselves, and so is every check: a new option is a new key.
 
 import codecs
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -22,8 +23,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import typer
 
 from dgemma_local import toml_file
-from dgemma_local.errors import ConfigError, UsageError
-from dgemma_local.registry import expand, user_folder
+from dgemma_local.errors import ConfigError, DgemmaError, UsageError
+from dgemma_local.registry import RESERVED, expand, user_folder
 from dgemma_local.toml_file import edited, written
 
 BUILT_IN = "built in"
@@ -63,10 +64,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """A default as it stands, and where it comes from: BUILT_IN, a file, or the name of a variable."""
+    """A default as it stands, and where it comes from: BUILT_IN, a file, or the name of a variable.
+
+    wrong: what the command will say to it, if anything.
+    """
 
     value: object
     source: str
+    wrong: DgemmaError | None = None
 
 
 def variable(command: Sequence[str], name: str) -> str:
@@ -109,20 +114,41 @@ def _setting(path: tuple[str, ...], command: Any, parameter: Any, name: str) -> 
     many = get_origin(hint) is list
     kind = get_args(hint)[0] if many else hint
 
+    kind = kind if kind in (bool, int, float) else str
+
+    def convert(value: object) -> Any:
+        _check_meaning(kind, value)
+        return plain(parameter.process_value(context, value))
+
     def from_environment() -> Any:
         given = parameter.value_from_envvar(context)
-        return None if given is None else plain(parameter.process_value(context, given))
+        return None if given is None else convert(given)
 
     return Setting(
         command=path,
         name=name,
         parameter=parameter.name,
-        kind=kind if kind in (bool, int, float) else str,
+        kind=kind,
         many=many,
         default=plain(parameter.get_default(context)),
-        convert=lambda value: plain(parameter.process_value(context, value)),
+        convert=convert,
         from_environment=from_environment,
     )
+
+
+def _check_meaning(kind: type, value: object) -> None:
+    """Raises typer's BadParameter for what is of the type, and says nothing; a stop string may be a line feed."""
+    if kind is str and (not all(value) if isinstance(value, list) else not str(value).strip()):
+        raise typer.BadParameter("a text of the list is empty" if isinstance(value, list) else "it is blank")
+    if kind is float and _is_nan(value):
+        raise typer.BadParameter("it is not a number")
+
+
+def _is_nan(value: object) -> bool:
+    try:
+        return math.isnan(float(value))  # type: ignore[arg-type]  # that is the question
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _optional(hint: Any) -> bool:
@@ -149,12 +175,9 @@ def file() -> Path:
 
 def read(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
     """What the file says, by key, checked. Raises ConfigError: it is named and not there, unreadable, or says what means nothing."""
-    if os.environ.get("DGEMMA_CONFIG") and not os.path.lexists(path):
+    if os.environ.get("DGEMMA_CONFIG") and not os.path.exists(path):  # noqa: PTH110 - False where it cannot be looked at
         raise ConfigError(f"DGEMMA_CONFIG names {path}, which is not there", "correct the variable, or unset it")
-    found = dict(_flat(toml_file.read(path), known, path))
-    for key, value in found.items():
-        _check(known[key], value, path)
-    return found
+    return {key: _checked(known[key], value, path) for key, value in _flat(toml_file.read(path), known, path)}
 
 
 def _flat(
@@ -184,15 +207,15 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _check(setting: Setting, value: object, path: Path) -> None:
-    """Raises ConfigError where the value is of another type, or out of the option's range."""
+def _checked(setting: Setting, value: object, path: Path) -> Any:
+    """As the option has it. Raises ConfigError where it is of another type, or out of the option's range."""
     values = value if setting.many and isinstance(value, list) else [value]
     right = isinstance(value, list) == setting.many and all(_is(each, setting.kind) for each in values)
     if not right:
         wanted = "a list of text" if setting.many else _WANTED[setting.kind]
         raise ConfigError(f"{path}: {setting.key} = {toml_file.shown(value)} is not {wanted}", "correct that line")
     try:
-        setting.convert(value)
+        return setting.convert(value)
     except typer.BadParameter as error:
         raise ConfigError(
             f"{path}: {setting.key} = {toml_file.shown(value)}: {_reason(error)}", "correct that line"
@@ -206,6 +229,8 @@ def _reason(error: typer.BadParameter) -> str:
 
 
 def _is(value: object, kind: type) -> bool:
+    if kind is int and isinstance(value, float):
+        return value.is_integer()  # 5.0, as a flag and a variable may say it
     return type(value) in ((int, float) if kind is float else (kind,))
 
 
@@ -229,21 +254,27 @@ def defaults(group: Any) -> dict[str, Any]:
 
 def check_environment(group: Any, known: Mapping[str, Setting]) -> None:
     """Raises UsageError on a variable that is meant for us and sets nothing."""
+    for error in mistyped(group, known):
+        raise error
+
+
+def mistyped(group: Any, known: Mapping[str, Setting]) -> Iterator[UsageError]:
+    """What is wrong with each variable that is meant for us and sets nothing."""
     ours = {setting.variable for setting in known.values()}
     beginnings = tuple(variable((name,), "") for name in group.commands)
     for name in sorted(os.environ):
         of_command = name.startswith(beginnings) and name not in ours
-        mistyped = name.startswith("DGEMMA_") and name not in ours | OTHERS
-        if of_command or (mistyped and difflib.get_close_matches(name, OTHERS, cutoff=_MISTYPED)):
+        like_another = name.startswith("DGEMMA_") and name not in ours | OTHERS
+        if of_command or (like_another and difflib.get_close_matches(name, OTHERS, cutoff=_MISTYPED)):
             near = difflib.get_close_matches(name, ours | OTHERS, n=1, cutoff=0.7)
-            raise UsageError(
+            yield UsageError(
                 f"the variable {_printable(name)} sets nothing",
                 f"{f'did you mean {near[0]}? or ' if near else ''}unset it",
             )
 
 
 def current(known: Mapping[str, Setting], said: Mapping[str, Any], path: Path) -> dict[str, Current]:
-    """Every default as it stands. `said`: what `read` found. Raises UsageError where a variable's value is not one."""
+    """Every default as it stands, with what is wrong with it. `said`: what `read` found."""
     return {key: _current(setting, said, path) for key, setting in known.items()}
 
 
@@ -251,10 +282,27 @@ def _current(setting: Setting, said: Mapping[str, Any], path: Path) -> Current:
     try:
         given = setting.from_environment()
     except typer.BadParameter as error:
-        raise UsageError(f"{setting.variable}: {_reason(error)}", "correct the variable, or unset it") from None
+        wrong = UsageError(f"{setting.variable}: {_reason(error)}", "correct the variable, or unset it")
+        return Current(os.environ[setting.variable], setting.variable, wrong)
     if given is not None:
-        return Current(given, setting.variable)
-    return Current(said[setting.key], str(path)) if setting.key in said else Current(setting.default, BUILT_IN)
+        return _looked_at(setting, Current(given, setting.variable))
+    if setting.key in said:
+        return _looked_at(setting, Current(said[setting.key], str(path)))
+    return Current(setting.default, BUILT_IN)
+
+
+def _looked_at(setting: Setting, now: Current) -> Current:
+    """With what is wrong with a model: `read` does not look for it, as another may be asked for."""
+    if setting.name != "model" or now.value in RESERVED:
+        return now
+    from dgemma_local import hub
+    from dgemma_local.registry import resolve
+
+    try:
+        resolve(str(now.value), hub.folder_of)
+    except DgemmaError as error:
+        return replace(now, wrong=type(error)(f"{setting.key} ({now.source}): {error.what}", error.fix))
+    return now
 
 
 # ── setting one ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,8 +345,6 @@ def put(
                 f"{key} = {values[0]}: {_reason(error)}",
                 f"`dgemma {' '.join(setting.command)} --help` says what it takes",
             ) from None
-        if setting.name == "seed" and not 0 <= wanted[key] < 1 << 64:
-            raise UsageError(f"{key} = {values[0]} is out of range", f"give a whole number from 0 to {(1 << 64) - 1}")
         literal = written(wanted[key])
         check(wanted)
     raw = path.read_bytes() if before or path.exists() else b""

@@ -16,7 +16,7 @@ import torch
 
 from dgemma_local import captured, hub, lock, logs, ops, presets, registry, selftest
 from dgemma_local.cache import Cache
-from dgemma_local.channels import AnswerDecoder, is_blank, opens_channel
+from dgemma_local.channels import AnswerDecoder, StopSearch, is_blank, opens_channel
 from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
 from dgemma_local.config import GenerationConfig, load_generation_config, load_model_config
 from dgemma_local.engine import Conversation, never
@@ -51,6 +51,7 @@ class Session:
     proof: Proof
     slow_because: str | None  # why operations run in plain torch; None where they run on the fused kernels
     revision: str | None = None  # the commit of the hub's repository that the files are of
+    preset: str | None = None  # that was asked for; None: settings of the sampler are the model's own
     words: tuple[str, ...] = ()  # of DGEMMA_OPS
     found: tuple[str, ...] = ()  # what the kernels' self-test had to say
     hold: lock.Hold = field(default_factory=lambda: lock.Hold(None))  # of the card
@@ -83,10 +84,11 @@ class Session:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What a recording says of how it came about, in plain values."""
+        """How an answer comes about, in plain values: for recordings, `--json` and `--stats`."""
         network = self.conversation.model
         names = ("t_min", "t_max", "entropy_bound", "confidence", "stability")
         return {name: getattr(self.generation, name) for name in names} | {
+            "preset": self.preset,
             "context": self.conversation.context,
             "device": network.device.type,
             "operations": self.mode,
@@ -106,7 +108,8 @@ class Session:
         """The events of one answer. The same seed gives the same events.
 
         think_tokens: where a thought is open that takes so many tokens or more, the next canvas begins with its end, and
-        the answer follows; None lets it take all. A first canvas with nothing for a reader begins anew once (`Retried`).
+        the answer follows; None lets it take all. stop: the answer ends before the first of these strings in its text;
+        a thought holds none. A first canvas with nothing for a reader begins anew once (`Retried`).
 
         Ctrl-C ends it after the running step, with Finished("interrupted"); a second one at once. Raises UsageError on
         numbers out of range, PromptError on a prompt longer than the context, NumericalError on NaN, DoesNotFit where
@@ -128,13 +131,13 @@ class Session:
         noise = PhiloxNoise(seed, model.canvas_length, self.tokenizer.vocab_size, model.device)
         prompt = self.prompt(messages, thinking=thinking)
         self.pressed.clear()
-        with noting_ctrl_c(self.pressed), _memory_told():
+        with noting_ctrl_c(self.pressed), _memory_told("while answering"):
             yield from self.conversation.answer(
                 prompt,
                 config,
                 noise,
                 max_tokens,
-                stop=self._stopper(stop),
+                stop=StopSearch(self.tokenizer, stop, open_channel=self._opens(prompt)),
                 first=never if think_tokens is None else self._closer(prompt, think_tokens),
                 blank=lambda tokens: is_blank(self._decoder(prompt), tokens),
                 interrupted=self.pressed.is_set,
@@ -144,9 +147,13 @@ class Session:
         """Token ids of a conversation up to the model's turn. Raises PromptError where no context could hold it."""
         return self.tokenizer.prompt(messages, thinking=thinking, max_tokens=self.conversation.context)
 
+    def _opens(self, prompt: Sequence[int]) -> bool:
+        """Whether the answer begins inside a thought."""
+        return opens_channel(prompt, self.tokenizer.special)
+
     def _decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
         """Of an answer to `prompt`."""
-        return AnswerDecoder(self.tokenizer, open_channel=opens_channel(prompt, self.tokenizer.special))
+        return AnswerDecoder(self.tokenizer, open_channel=self._opens(prompt))
 
     def _closer(self, prompt: Sequence[int], most: int) -> Callable[[Sequence[int]], int | None]:
         """The end of a thought, where the next canvas is to begin with it."""
@@ -158,21 +165,6 @@ class Session:
             return self.tokenizer.special.channel_close if over else None
 
         return first
-
-    def _stopper(self, strings: Sequence[str]) -> Callable[[Sequence[int]], int | None]:
-        """Where the first stop string begins, as a count of whole tokens before it."""
-
-        def find(tokens: Sequence[int]) -> int | None:
-            text = self.tokenizer.decode(tokens)
-            starts = [at for at in (text.find(string) for string in strings if string) if at >= 0]
-            if not starts:
-                return None
-            kept = len(tokens)
-            while kept and len(self.tokenizer.decode(tokens[:kept])) > min(starts):
-                kept -= 1
-            return kept
-
-        return find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +183,25 @@ class Wishes:
     preset: str | None = None  # of `presets`: settings of the sampler in the place of the model's own
 
 
+@contextmanager
+def _memory_told(when: str) -> Iterator[None]:
+    """What the card, or the computer, could not give becomes an error with a cure."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        what = " ".join(str(error).split()).partition(". ")[0]
+        raise DoesNotFit(
+            f"memory ran out {when}{f': {what}' if what else ''}",
+            "plan for a shorter --context, or end what else holds it (`dgemma doctor` says who)",
+        ) from None
+    except torch.AcceleratorError as error:
+        what = " ".join(str(error).split()).partition(". ")[0]
+        raise KernelCrash(
+            f"the card gave up {when}: {what}", "run again with DGEMMA_OPS=torch, and see `dgemma doctor`"
+        ) from None
+
+
+@_memory_told("while the model was opened")
 def open_session(
     model: str,
     wishes: Wishes | None = None,
@@ -250,6 +261,7 @@ def open_session(
         conversation=Conversation(runner, agreed.room),
         revision=folder.name if folder.parent.name == "snapshots" else None,  # as the hub's cache lays them out
         slow_because=ops.why_torch(network.device, network.dtype),
+        preset=wishes.preset,
         words=tuple(sorted(ops.wishes())),
         found=tuple(found),
         is_demo=registry.is_demo(folder),
@@ -298,21 +310,3 @@ def timed(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
         seconds = time.perf_counter() - start
         logged.take(event, seconds)
         yield event, seconds
-
-
-@contextmanager
-def _memory_told() -> Iterator[None]:
-    """What the card, or the computer, could not give becomes an error with a cure."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        what = " ".join(str(error).split()).partition(". ")[0]
-        raise DoesNotFit(
-            f"memory ran out while answering{f': {what}' if what else ''}",
-            "plan for a shorter --context, or end what else holds it (`dgemma doctor` says who)",
-        ) from None
-    except torch.AcceleratorError as error:
-        what = " ".join(str(error).split()).partition(". ")[0]
-        raise KernelCrash(
-            f"the card gave up while answering: {what}", "run again with DGEMMA_OPS=torch, and see `dgemma doctor`"
-        ) from None

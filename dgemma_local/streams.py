@@ -8,13 +8,15 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from io import TextIOWrapper
+from io import RawIOBase, TextIOWrapper
 from typing import NoReturn
 
 from dgemma_local.errors import BROKEN_PIPE, DgemmaError
 from dgemma_local.interrupts import ENDINGS
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# As `ui.plain.json_error` writes it, before any of that is imported.
+EARLY = b'{"event": "failed", "outcome": "interrupted", "said": "interrupted", "fix": "", "exit_code": 130}\n'
 
 
 def prepare() -> None:
@@ -40,12 +42,28 @@ class Ended(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
+        self.exit_code = 128 + number
 
 
 def _leave(number: int, _: object) -> NoReturn:
     for each in ENDINGS:  # another one would break off what gives the terminal back
         signal.signal(each, signal.SIG_IGN)
     raise Ended(number)
+
+
+def leave_early(number: int, _: object) -> None:
+    """Ctrl-C before a command runs: as the signal would without Python, but that `run --json` says so."""
+    signal.signal(number, signal.SIG_DFL)
+    if sys.argv[1:2] == ["run"] and "--json" in sys.argv:
+        with suppress(OSError):
+            os.write(1, EARLY)
+    os.kill(os.getpid(), number)
+
+
+def begun() -> None:
+    """From here on Ctrl-C is Python's exception."""
+    if signal.getsignal(signal.SIGINT) is leave_early:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def release() -> None:
@@ -64,14 +82,27 @@ def say(text: str) -> None:
         abandon()
 
 
+def ours(error: OSError) -> bool:
+    """Whether it is stdout or stderr that could not be written, and no other file."""
+    if error.filename is not None or not (isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE):
+        return False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(getattr(stream, "buffer", None), RawIOBase):  # python -u: what failed is not kept
+            return True
+        try:
+            stream.flush()  # what could not be written is still there
+        except OSError:
+            return True
+    return False
+
+
 def lost(error: OSError) -> int:
     """The exit code where stdout could not be written, once that is said. Raises `error` where it is another one."""
-    if isinstance(error, BrokenPipeError):
-        abandon()
-        return BROKEN_PIPE
-    if error.errno not in UNWRITABLE:
+    if not ours(error):
         raise error
     abandon()
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
     say(f"error: the output cannot be written: {error.strerror}\n  fix: make room, or write elsewhere")
     return DgemmaError.exit_code
 

@@ -14,17 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dgemma_local import files
 from dgemma_local.errors import ConfigError
+
+LONGEST = 1 << 20  # bytes; it is written by hand
+_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The file's tables; empty where there is no file. Raises ConfigError: not readable, not UTF-8, not TOML."""
+    """The file's tables; empty where there is no file.
+
+    Raises ConfigError: no regular file, not readable, too long, not UTF-8, not TOML, a link that leads nowhere.
+    """
     try:
-        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        raw = files.whole(path, LONGEST).removeprefix(codecs.BOM_UTF8)
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a link to what is not there", "correct the link, or remove it") from None
         return {}
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", "check its permissions, or remove it") from None
+        cure = "check its permissions, or remove it" if error.errno in _PERMISSION else "put a file of TOML there"
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", cure) from None
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -97,9 +107,12 @@ def _header(line: str) -> str | None:
 
 
 def write(path: Path, content: bytes, otherwise: str) -> None:
-    """Whole or not at all; through a link, to where it leads. Raises ConfigError, whose cure may be `otherwise`."""
+    """Whole or not at all; through a link, to where it leads, and over a regular file alone.
+
+    Raises ConfigError, whose cure may be `otherwise`.
+    """
     try:
-        path = path.resolve()
+        path = files.replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         new = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".config-", delete=False)  # noqa: SIM115 - renamed
         try:
@@ -113,5 +126,5 @@ def write(path: Path, content: bytes, otherwise: str) -> None:
             raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        cure = "make room on that disk" if full else "check its permissions"
+        cure = "make room on that disk" if full else "check what is there, and its permissions"
         raise ConfigError(f"{path} cannot be written: {error.strerror}", f"{cure}, or {otherwise}") from None

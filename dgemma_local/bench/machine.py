@@ -17,9 +17,12 @@ from typing import Any, Self
 
 import torch
 
+from dgemma_local.card import ask
+
 INTERVAL_MS = 50  # between two readings; the driver itself averages power over up to a second
 SAMPLED = ("power.draw", "clocks.sm", "clocks.mem")
 ENDS_WITHIN = 2.0  # seconds that nvidia-smi has to end in
+TELLS_WITHIN = 8.0  # seconds that it has to say what the card is
 
 
 class Power:
@@ -167,8 +170,10 @@ def _driver(card: str | None) -> tuple[str | None, float | None]:
         return None, None
     command = ["nvidia-smi", "-i", card, "--query-gpu=driver_version,power.limit", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=8, check=True, text=True)
-        driver, limit = (field.strip() for field in done.stdout.split(","))
+        answer = ask(command, TELLS_WITHIN)
+        if answer.code:
+            return None, None
+        driver, limit = (field.strip() for field in answer.out.split(","))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None, None
     try:

@@ -136,7 +136,7 @@ def open_synthetic(
     Raises UsageError on an unknown layout, a context the model does not have, or a card that is not there; DoesNotFit
     before anything is made. Imports nothing but torch and triton from outside the package and the standard library.
     """
-    from dgemma_local import captured
+    from dgemma_local import captured, fit
     from dgemma_local.bench import synthetic
 
     there = torch.cuda.is_available()
@@ -146,7 +146,7 @@ def open_synthetic(
     rehearsing = synthetic.rehearsing()
     sizes = synthetic.small_config() if rehearsing else synthetic.published_config()
     options = Options(fp8_attention="attention" in fp8, fp8_mlp="mlp" in fp8, fp8_embedding="embedding" in fp8)
-    _check_context(sizes, context)
+    context = fit.held_by(sizes, context)
     if rehearsing:
         torch.set_num_threads(1)  # of small sizes: more of them wait for each other
     elif device is None and not there:
@@ -178,13 +178,6 @@ def open_synthetic(
         network=network,
         fp8=tuple(fp8),
     )
-
-
-def _check_context(config: "ModelConfig", context: int | None) -> None:
-    """Raises UsageError on a context that the model does not have."""
-    least, most = config.canvas_length + 1, config.max_positions
-    if context is not None and not least <= context <= most:
-        raise UsageError(f"a context of {context:,} tokens cannot be given", f"ask for {least:,} to {most:,}")
 
 
 def _no_card(layout: str, config: "ModelConfig", context: int | None, options: Options) -> UsageError:
@@ -221,7 +214,7 @@ def _room_for(layout: str, config: "ModelConfig", device: str, context: int | No
     if have is None:
         return here.context
     said = fit.verdict(here, have)
-    if said.plan is not None and (said.fits or context is None):
+    if said.plan is not None and (said.fits or context is None or isinstance(context, fit.AtMost)):
         return said.plan.context
     cures = [f"use {'a card' if on_card else 'a computer'} with {fit.needs(here, have)} free"]
     if said.plan is not None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from dgemma_local.chat.conversation import DEFAULT, KEYS
+from dgemma_local.chat.conversation import DEFAULT, KEYS, SWITCHES
 from dgemma_local.errors import PromptError
 from dgemma_local.presets import Preset
 
@@ -23,16 +23,17 @@ class Known:
 
 
 COMMANDS = (
-    Known("help", "", "what can be said here"),
+    Known("help", "[NAME]", "what can be said here, or one of it"),
     Known("system", "[TEXT]", "the system turn; without TEXT there is none"),
-    Known("set", "KEY VALUE", " ".join(KEYS)),
-    Known("show", "", "model, system turn and settings"),
+    Known("set", "KEY VALUE", "how it answers; /help set lists the KEYs"),
+    Known("show", "[system|thought]", "the settings; the system turn or thought in full"),
     Known("clear", "", "a new conversation; this one stays saved"),
-    Known("undo", "", "take the last turn back"),
+    Known("undo", "[N]", "take the last turn back, or the last N"),
     Known("retry", "", "ask the last question again, with another seed"),
     Known("edit", "[TEXT]", "write the next message in $VISUAL or $EDITOR"),
     Known("save", "[NAME]", "it is saved after every turn; NAME names it"),
     Known("load", "NAME", "go on with a saved conversation"),
+    Known("delete", "NAME", "do away with a saved conversation"),
     Known("export", "md|json|html [FILE]", "write it for other programs"),
     Known("record", "FILE|off", "keep every step, for `dgemma replay`"),
     Known("visualize", "on|off", "the canvas while it settles"),
@@ -40,12 +41,12 @@ COMMANDS = (
     Known("model", "[NAME]", "go on with another model"),
     Known("context", "", "how much of the context is used"),
     Known("stats", "", "what the last answer took"),
-    Known("copy", "", "the last answer to the clipboard, as plain text"),
+    Known("copy", "[N]", "an answer to the clipboard; 2: the one before it"),
     Known("multi", "", "Enter begins a line, Alt-Enter sends; or back"),
     Known("exit", "", "leave, as Ctrl-D does"),
 )
 NAMES = tuple(known.name for known in COMMANDS)
-_ALIASES = {"quit": "exit", "bye": "exit", "?": "help", "reset": "clear", "regenerate": "retry", "q": "exit"}
+SHORT = {"quit": "exit", "bye": "exit", "?": "help", "reset": "clear", "regenerate": "retry", "q": "exit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +73,21 @@ class Unknown:
 
 
 def parse(text: str) -> Say | Command | Unknown | None:
-    """What one input means; None for a blank one. Two slashes send a message that begins with one."""
+    """What one input means; None for a blank one. Two slashes before a letter send a message that begins with one.
+
+    Before anything else they are a comment's, or a rule: "/ x" is no command that they could be told from.
+    """
     stripped = text.strip()
     if not stripped:
         return None
     if stripped.startswith("//"):
-        return Say(stripped[1:])
+        return Say(text if stripped[2:3] in ("", "/") or stripped[2].isspace() else stripped[1:])
     if not stripped.startswith("/"):
         message = unwrapped(text)
         return Say(message) if message.strip() else None
     name, _, argument = re.sub(r"\s", " ", stripped[1:], count=1).partition(" ")
     name = name.lower()
-    name = _ALIASES.get(name, name)
+    name = SHORT.get(name, name)
     if name in NAMES:
         return Command(name, unwrapped(argument.strip()))
     near = difflib.get_close_matches(name[:40], NAMES, n=1)
@@ -96,7 +100,19 @@ def parse(text: str) -> Say | Command | Unknown | None:
 def open_block(text: str) -> bool:
     """Whether a message that begins with three quotes, or a command's argument that does, has not ended with them."""
     body = _body(text)
-    return body.startswith(BLOCK) and not (body.endswith(BLOCK) and len(body) >= 2 * len(BLOCK))
+    return body.startswith(BLOCK) and not _closed(body) and BLOCK not in _first(body)
+
+
+def _first(body: str) -> str:
+    """What stands behind three quotes in their line: with three more it is a message that begins with a quotation."""
+    return body[len(BLOCK) :].partition("\n")[0]
+
+
+def _closed(body: str) -> bool:
+    if len(body) < 2 * len(BLOCK) or not (body.startswith(BLOCK) and body.endswith(BLOCK)):
+        return False
+    _, end, more = _first(body).partition(BLOCK)
+    return not end or ("\n" not in body and not more.strip('"'))
 
 
 def _body(text: str) -> str:
@@ -111,7 +127,7 @@ def _body(text: str) -> str:
 def unwrapped(text: str) -> str:
     """A message without the three quotes around it and the line breaks next to them."""
     body = text.strip()
-    if len(body) >= 2 * len(BLOCK) and body.startswith(BLOCK) and body.endswith(BLOCK):
+    if _closed(body):
         return body[len(BLOCK) : -len(BLOCK)].removeprefix("\n").removesuffix("\n")
     return text
 
@@ -188,7 +204,13 @@ def complete(text: str, names: Mapping[str, Callable[[], Iterable[str]]]) -> tup
             choices = KEYS
         case "set":
             key, _, argument = argument.rpartition(" ")
-            choices = (*Preset, DEFAULT) if key == "preset" else (DEFAULT,)
+            choices = (*_values(key.lower().replace("_", "-")), DEFAULT)
+        case "help":
+            choices = NAMES
+        case "show":
+            choices = ("system", "thought")
+        case "delete":
+            choices = names["load"]() if "load" in names else ()
         case "export":
             choices = ("md", "json", "html")
         case "visualize":
@@ -202,6 +224,10 @@ def complete(text: str, names: Mapping[str, Callable[[], Iterable[str]]]) -> tup
         case _:
             choices = ()
     return len(argument), [each for each in choices if each.startswith(argument)]
+
+
+def _values(key: str) -> Iterable[str]:
+    return Preset if key == "preset" else _SWITCH if key in SWITCHES else ()
 
 
 def file_part(text: str) -> str | None:

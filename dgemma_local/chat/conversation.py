@@ -53,7 +53,7 @@ class Conversation:
     started: str = ""  # ISO 8601, UTC
     system: str | None = None
     settings: Settings = Settings()
-    asked: int = 0  # answers that were begun, those of turns since taken back included: what seeds count by
+    asked: int = 0  # answers begun, those of turns since taken back included, modulo SEEDS: what seeds count by
     turns: tuple[Turn, ...] = ()
 
 
@@ -82,7 +82,7 @@ def messages(conversation: Conversation, user: str | None = None) -> list[dict[s
 
 def said(conversation: Conversation, turn: Turn) -> Conversation:
     """With one more turn."""
-    return replace(conversation, turns=(*conversation.turns, turn), asked=conversation.asked + 1)
+    return replace(conversation, turns=(*conversation.turns, turn), asked=_one_more(conversation))
 
 
 def undone(conversation: Conversation) -> Conversation:
@@ -95,7 +95,7 @@ def retried(conversation: Conversation, turn: Turn) -> Conversation:
     last = conversation.turns[-1]
     less = not turn.answer.strip() or (last.outcome == "complete" and turn.outcome in TORN)
     if last.answer.strip() and less:
-        return replace(conversation, asked=conversation.asked + 1)
+        return replace(conversation, asked=_one_more(conversation))
     return said(undone(conversation), turn)
 
 
@@ -110,6 +110,10 @@ def next_seed(conversation: Conversation, draw: Callable[[int], int]) -> int:
     return draw(SEEDS) if first is None else (first + conversation.asked) % SEEDS
 
 
+def _one_more(conversation: Conversation) -> int:
+    return (conversation.asked + 1) % SEEDS
+
+
 # /set KEY VALUE
 
 _NUMBERS: Mapping[str, tuple[int, int]] = {  # least and most
@@ -118,7 +122,8 @@ _NUMBERS: Mapping[str, tuple[int, int]] = {  # least and most
     "seed": (0, SEEDS - 1),
     "think-tokens": (1, MOST_TOKENS),
 }
-KEYS = (*_NUMBERS, "preset", "stop")
+SWITCHES = ("thinking", "show-thoughts")
+KEYS = (*_NUMBERS, "preset", "stop", *SWITCHES)
 DEFAULT = "default"
 
 
@@ -138,6 +143,8 @@ def with_setting(conversation: Conversation, key: str, value: str) -> Conversati
         found = (*conversation.settings.stop, _string(value))
     elif key == "preset":
         found = _preset(value)
+    elif key in SWITCHES:
+        found = _switch(key, value)
     else:
         found = number(key, value)
     return with_settings(conversation, **{name: found})
@@ -170,6 +177,12 @@ def _preset(value: str) -> Preset:
         return Preset(value)
     except ValueError:
         raise UsageError(f"there is no preset {_short(value)!r}", f"choose one of: {', '.join(Preset)}") from None
+
+
+def _switch(key: str, value: str) -> bool:
+    if value not in ("on", "off"):
+        raise UsageError(f"{key} cannot be {_short(value)!r}", "say on or off")
+    return value == "on"
 
 
 def number(key: str, value: str) -> int:

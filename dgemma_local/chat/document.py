@@ -38,7 +38,7 @@ def read(raw: bytes, name: str) -> Conversation:
     if not isinstance(turns, list):
         raise ValueError("it has no list of turns")
     checks: Mapping[str, Callable[[object], object]] = {
-        "model": _text, "started": _text, "system": _optional(_text), "asked": _whole(0, MOST_TOKENS)
+        "model": _text, "started": _text, "system": _optional(_said), "asked": _whole(0, SEEDS - 1)
     }  # fmt: skip
     settings = {**_ADDED, **_table(values.get("settings"), "its settings")}
     return Conversation(
@@ -78,6 +78,11 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("not a text")
     return value
+
+
+def _said(value: object) -> str:
+    """What a model can be told: half a character of UTF-16, which JSON can write and UTF-8 cannot, is � in it."""
+    return _text(value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _stop(value: object) -> str:
@@ -133,9 +138,9 @@ _SETTINGS: Mapping[str, Callable[[object], object]] = {
     "stop": _each(_stop),
 }
 _TURN: Mapping[str, Callable[[object], object]] = {
-    "user": _text,
-    "answer": _text,
-    "thought": _text,
+    "user": _said,
+    "answer": _said,
+    "thought": _said,
     "ids": _each(_whole(0, MOST_TOKENS)),
     "outcome": _text,
     "seed": _whole(0, SEEDS - 1),

@@ -5,14 +5,18 @@
 
 A file is written beside its place, brought to the disk, and renamed: at every moment it is the old one or the new one,
 whole. A new one takes no other's name, and one that somebody else has written since stays: two chats may go on with one
-conversation. Files are for their owner's eyes alone (0600, folders 0700).
+conversation, and one at a time looks and writes. Files are for their owner's eyes alone (0600, folders 0700).
 """
 
+import errno
 import os
 import re
+import stat
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,10 +25,12 @@ from dgemma_local.chat.conversation import Conversation
 from dgemma_local.errors import UsageError
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
-LARGEST = 256 << 20  # bytes; no conversation has so many, and it is an end to /dev/zero
+LARGEST = 64 << 20  # bytes of a file; no conversation has so many
 LONGEST = 80  # characters of a name
 MOST_BYTES = 255 - len(".json")  # of a name in UTF-8: as many as file systems take
+LOCKED = 2.0  # seconds that another chat's save is waited for; it may have been stopped amid it
 _NAME = re.compile(r"\w[\w .-]*")
+_NUMBERED = re.compile(r"(.+)-([1-9][0-9]*)")
 
 
 class Damaged(Exception):
@@ -58,6 +64,8 @@ def home() -> Path | None:
 def private_file(path: Path) -> Path:
     """There, and for its owner alone; what it holds already stays. Raises OSError."""
     _private_folder(path.parent)
+    if path.exists() and not path.is_file():  # a device's mode is everybody's, and a FIFO would be waited for
+        raise OSError(errno.EINVAL, f"{path} is no regular file")
     os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE))
     path.chmod(PRIVATE)
     return path
@@ -79,9 +87,14 @@ def check_name(name: str) -> str:
 
 
 def free_name(wish: str, folder: Path | None) -> str:
-    """`wish`, or with the first number behind it that no file has."""
+    """`wish`, or with the first number behind it that no file has; one that this has numbered is counted on from there."""
     name, number = wish, 1
-    while folder is not None and os.path.lexists(_path(folder, name)):
+    if folder is None:
+        return wish
+    found = _NUMBERED.fullmatch(wish)
+    if found and all(os.path.lexists(_path(folder, each)) for each in (wish, found[1])):
+        wish, number = found[1], int(found[2])
+    while os.path.lexists(_path(folder, name)):
         number += 1
         name = f"{wish}-{number}"
         while not _fits(name):
@@ -100,24 +113,55 @@ def kept(conversation: Conversation, before: Conversation | None, folder: Path) 
     """Saves it, and returns it as it is named now. before: what its file holds, as far as the caller knows.
 
     Where the file holds something else, that stays, and the conversation gets the first free name behind its own. So it
-    is where nothing was saved before. Raises OSError.
+    is where nothing was saved before. What it holds may be this very conversation, too. Raises OSError.
     """
-    if before is not None and before.name == conversation.name and _holds(folder, before):
-        save(conversation, folder)
-        return conversation
     _private_folder(folder)  # here, so that a file that exists is a name that is taken
-    while True:
-        named = replace(conversation, name=free_name(conversation.name, folder))
-        with suppress(FileExistsError):  # somebody has just taken the name
-            _written(named, folder, _placed)
-            return named
+    with _alone(folder):
+        if before is not None and before.name == conversation.name and _holds(folder, before, conversation):
+            save(conversation, folder)
+            return conversation
+        while True:
+            named = replace(conversation, name=free_name(conversation.name, folder))
+            with suppress(FileExistsError):  # somebody has just taken the name
+                _written(named, folder, _placed)
+                return named
 
 
-def _holds(folder: Path, conversation: Conversation) -> bool:
+def _holds(folder: Path, *conversations: Conversation) -> bool:
+    """Whether the file of that name holds one of them."""
     try:
-        return document.written(load(conversation.name, folder)) == document.written(conversation)
+        found = document.written(load(conversations[0].name, folder))
     except (Damaged, UsageError):
         return False
+    return any(found == document.written(each) for each in conversations)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other chat saves in this folder meanwhile, where it can be locked."""
+    with ExitStack() as left:
+        with suppress(OSError):
+            _lock(folder, left)
+        yield
+
+
+def _lock(folder: Path, left: ExitStack) -> None:
+    """Raises OSError: it is still another's, or none can be had. left: what gives it back."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    opened = os.open(folder, os.O_RDONLY)
+    left.callback(os.close, opened)
+    end = time.monotonic() + LOCKED
+    while True:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def _placed(beside: str, path: Path) -> None:
@@ -135,6 +179,8 @@ def _placed(beside: str, path: Path) -> None:
 
 def _written(conversation: Conversation, folder: Path, place: Callable[[str, Path], None]) -> Path:
     text = document.written(conversation)
+    if len(text) > LARGEST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     path = _path(folder, conversation.name)
     handle, beside = tempfile.mkstemp(prefix=".", suffix=".new", dir=folder)  # 0600
     try:
@@ -154,42 +200,60 @@ def _written(conversation: Conversation, folder: Path, place: Callable[[str, Pat
 def renamed(conversation: Conversation, before: Conversation | None, folder: Path) -> None:
     """Saves it under its new name, then forgets its file of before, unless that holds something else by now.
 
-    Raises UsageError where another one has the name.
+    Raises UsageError where another one has the name, OSError.
     """
     _private_folder(folder)
-    try:
-        _written(conversation, folder, _placed)
-    except FileExistsError:
-        raise UsageError(f"there is a conversation {conversation.name!r} already", "choose another name") from None
-    if before is not None and _holds(folder, before):
-        _path(folder, before.name).unlink(missing_ok=True)
+    with _alone(folder):
+        try:
+            _written(conversation, folder, _placed)
+        except FileExistsError:
+            raise UsageError(f"there is a conversation {conversation.name!r} already", "choose another name") from None
+        if before is not None and _holds(folder, before):
+            _path(folder, before.name).unlink(missing_ok=True)
 
 
 def load(name: str, folder: Path) -> Conversation:
     """Raises UsageError: none of that name. Raises Damaged: it cannot be read, or holds something else."""
     path = _path(folder, check_name(name))
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+        return document.read(_content(path), name)
     except FileNotFoundError:
         raise UsageError(
             f"no conversation is called {name!r}", "`dgemma chat --list` shows those that are saved"
         ) from None
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        if len(raw) > LARGEST:
-            raise ValueError("it is too large")
-        return document.read(raw, name)
     except document.Later as error:
-        raise Damaged(f"{path} is from a later dgemma ({error}) and stays as it is: update this one") from None
+        raise Damaged(f"{path} is from a later dgemma ({_line(error)}) and stays as it is: update this one") from None
     except (ValueError, RecursionError) as error:
-        why = " ".join(f"{error}".split())[:120]
-        raise Damaged(f"{path} is damaged and stays as it is: {why}") from None
+        raise Damaged(f"{path} is damaged and stays as it is: {_line(error)}") from None
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, ValueError: it is no file that ends."""
+
+    def at_once(name: str, flags: int) -> int:  # a FIFO that nobody writes to would be waited for
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with open(path, "rb", opener=at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_size > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST >> 20} MiB")
+        return file.read(LARGEST + 1)
+
+
+def _line(error: Exception) -> str:
+    """What it says, of a file that may hold anything, in one short line that a terminal does not obey."""
+    text = " ".join(f"{error}".split())[:120]
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def listed(folder: Path | None) -> Iterator[Listed]:
-    """All that is saved, the latest first."""
+    """All that is saved, the latest first. Raises UsageError: what stands in the folder's place is none."""
+    if folder is not None:
+        _check_folder(folder)
     found = []
     for path in folder.glob("[!.]*.json") if folder is not None else ():
         with suppress(OSError):
@@ -200,6 +264,12 @@ def listed(folder: Path | None) -> Iterator[Listed]:
             yield Listed(name, changed / 1e9, load(name, folder))
         except (Damaged, UsageError) as error:  # a name that is no name; a file that has just gone
             yield Listed(name, changed / 1e9, None, str(error))
+
+
+def _check_folder(folder: Path) -> None:
+    for each in (folder.parent.parent, folder.parent, folder):
+        if os.path.lexists(each) and not each.is_dir():
+            raise UsageError(f"{each} is no folder", "move it away, or set XDG_STATE_HOME to another folder")
 
 
 def names(folder: Path | None) -> list[str]:
@@ -216,10 +286,13 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _private_folder(folder: Path) -> None:
-    """There; what of it and of its parent is made here is for the owner alone."""
-    folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    for each in (folder.parent, folder):
-        each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    """There; what of it and of its parent is made here is for the owner alone. Raises OSError, NotADirectoryError too."""
+    modes = {folder.parent.parent: 0o777, folder.parent: PRIVATE_FOLDER, folder: PRIVATE_FOLDER}
+    for each, mode in modes.items():
+        try:
+            each.mkdir(mode=mode, parents=each is folder.parent.parent, exist_ok=True)
+        except FileExistsError:  # a name that is taken is another thing
+            raise NotADirectoryError(errno.ENOTDIR, f"{each} is no folder") from None
 
 
 def _sync(folder: Path) -> None:

@@ -5,7 +5,7 @@
     software       Python, packages, reported faults, torch, triton and its compiler
     hardware       driver, cards, who holds them, links; RAM
     storage        models, disk, what is in the cache and whether it is whole, the hub, vocabularies and templates
-    trial          kernels beside their torch twins, an easy answer of the demo
+    trial          what checkpoints hold, kernels beside their torch twins, an easy answer of the demo
     surroundings   environment variables
 
 Made for installations that are broken: nothing here imports torch but the probe's child, a process of its own.
@@ -23,7 +23,6 @@ from dgemma_local.doctor.probe import Probe
 __all__ = ["CHECKS", "Check", "Finding", "Level", "Machine", "Probe", "document", "examine", "failed"]
 
 FORMAT = 1  # of the document
-DISK = 20.0  # seconds: a network's may sleep
 HASHING = 3600.0  # seconds for --verify: 50 GB from a slow disk
 
 CHECKS = (
@@ -33,12 +32,13 @@ CHECKS = (
     Check("card", hardware.cards, hardware.LIMIT, hardware.RESTART),
     Check("RAM", hardware.host),
     Check("known faults", software.known),
-    Check("disk", storage.disk, DISK, "look after that disk, or set HF_HOME to a folder on another"),
-    Check("models", storage.checkpoints, DISK, "look after that disk, or set HF_HOME to a folder on another"),
+    Check("disk", storage.disk, storage.DISK, storage.ANOTHER_DISK),
+    Check("models", storage.checkpoints, 3 * storage.DISK, storage.ANOTHER_DISK),
     Check("hashes", storage.hashes, HASHING, "look after that disk: it is slower than 15 MB/s"),
     Check("hub", storage.online, storage.ONLINE_LIMIT + 1, "check the network's name service"),
-    Check("text", storage.tokenizers, DISK),
+    Check("text", storage.tokenizers, storage.DISK),
     Check("torch", software.torch, software.IMPORT_LIMIT + 5),
+    Check("contents", trial.contents, trial.READING + 5),
     Check("triton", software.triton, software.IMPORT_LIMIT + 5),
     Check("kernels", trial.kernels, trial.COMPILING + 5),
     Check("demo", trial.smoke, trial.COMPILING + 5),

@@ -1,4 +1,6 @@
-"""What the probe's child does: imports torch and triton, tries the kernels, answers on the demo. Facts alone, no verdict.
+"""What the probe's child does: imports torch and triton, reads checkpoints, tries the kernels, answers on the demo.
+
+Facts alone, no verdict.
 
 Requests come on stdin; answers go to what was stdout: what libraries print there goes to stderr.
 """
@@ -9,7 +11,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgemma_local.errors import DgemmaError
@@ -17,6 +21,7 @@ from dgemma_local.errors import DgemmaError
 if TYPE_CHECKING:
     import torch
 
+    from dgemma_local.layout import Placement, Plan
     from dgemma_local.model import DiffusionGemma
     from dgemma_local.quant import Weight
 
@@ -78,6 +83,38 @@ def wishes() -> dict[str, Any]:
     from dgemma_local import ops
 
     return {"words": sorted(ops.wishes())}
+
+
+def contents(folder: str, whole: bool) -> dict[str, Any]:
+    """A checkpoint's tensors placed in this architecture; `whole`: each read and proved as a load does."""
+    from dgemma_local.checkpoint import open_checkpoint
+    from dgemma_local.config import load_model_config
+    from dgemma_local.layout import plan
+    from dgemma_local.loading import fill
+    from dgemma_local.schemes import scheme_of
+
+    checkpoint = open_checkpoint(Path(folder))
+    layout = plan(load_model_config(Path(folder)), checkpoint.tensors, scheme_of(checkpoint.quantisation))
+    for alone in _apart(layout) if whole else ():
+        fill(checkpoint, alone)
+    return {"placed": len(layout.placements), "bytes": checkpoint.bytes}
+
+
+def _apart(layout: "Plan") -> "Iterator[Plan]":
+    """A plan a parameter: no more than the largest of them is in memory at a time."""
+    from dataclasses import replace
+
+    placements, copies = _by_parameter(layout.placements), _by_parameter(layout.copies)
+    for parameter, held in layout.held.items():
+        mine, repeated = tuple(placements[parameter]), tuple(copies[parameter])
+        yield replace(layout, placements=mine, copies=repeated, held={parameter: held}, staged={})
+
+
+def _by_parameter(places: "Iterable[Placement]") -> "defaultdict[str, list[Placement]]":
+    found: defaultdict[str, list[Placement]] = defaultdict(list)
+    for place in places:
+        found[place.parameter].append(place)
+    return found
 
 
 def kernels(layout: str) -> dict[str, Any]:
@@ -160,6 +197,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "torch": torch_facts,
     "triton": triton_facts,
     "wishes": wishes,
+    "contents": contents,
     "kernels": kernels,
     "smoke": smoke,
 }

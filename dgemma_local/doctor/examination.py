@@ -4,6 +4,7 @@ Check(name, look, limit) ─ look(machine) ─► findings     an exception, or 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -61,7 +62,7 @@ class Check:
 def examine(checks: Sequence[Check], machine: Machine) -> Iterator[Finding]:
     """Findings as they come. Never raises but KeyboardInterrupt."""
     for check in checks:
-        for finding in _within(check, machine):
+        for finding in within(check, machine):
             yield finding.tidied()
 
 
@@ -69,23 +70,28 @@ def failed(findings: Iterable[Finding]) -> bool:
     return any(finding.level is Level.FAIL for finding in findings)
 
 
-def _within(check: Check, machine: Machine) -> list[Finding]:
-    """A check in a thread of its own, which is left behind where it hangs: a disk or a driver may hold it for good."""
-    answer: SimpleQueue[list[Finding]] = SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_looked(check, machine)), daemon=True, name=check.name).start()
+def within(check: Check, machine: Machine) -> Iterator[Finding]:
+    """A check in a thread of its own, which is left behind where it hangs: a disk or a driver may hold it for good.
+
+    What it has found until then counts.
+    """
+    answers: SimpleQueue[Finding | None] = SimpleQueue()  # None: its last
+    threading.Thread(target=_look, args=(check, machine, answers), daemon=True, name=check.name).start()
+    ends = time.monotonic() + check.limit
     try:
-        return answer.get(timeout=check.limit)
+        while (finding := answers.get(timeout=max(0.0, ends - time.monotonic()))) is not None:
+            yield finding
     except Empty:
-        return [fail(check.name, f"no answer within {check.limit:g} seconds", check.hung)]
+        yield fail(check.name, f"no answer within {check.limit:g} seconds", check.hung)
 
 
-def _looked(check: Check, machine: Machine) -> list[Finding]:
+def _look(check: Check, machine: Machine, answers: "SimpleQueue[Finding | None]") -> None:
     """All that it finds, up to what it raises."""
-    found: list[Finding] = []
     try:
-        found.extend(check.look(machine))
+        for finding in check.look(machine):
+            answers.put(finding)
     except DgemmaError as error:
-        found.append(fail(check.name, error.what, error.fix))
+        answers.put(fail(check.name, error.what, error.fix))
     except BaseException as error:  # of a broken installation: anything, a panic in Rust too
-        found.append(fail(check.name, f"{type(error).__name__}: {error}", REPORT))
-    return found
+        answers.put(fail(check.name, f"{type(error).__name__}: {error}", REPORT))
+    answers.put(None)

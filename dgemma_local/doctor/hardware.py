@@ -67,26 +67,32 @@ def host(machine: Machine) -> Iterator[Finding]:
 
 def _ask() -> tuple[list[list[str]], Finding | None]:
     """A row a card; or what is the matter."""
-    if shutil.which("nvidia-smi") is None and LOADED.exists():
+    there = shutil.which("nvidia-smi", os.F_OK)
+    if there is not None and shutil.which("nvidia-smi") is None:
+        return [], fail("driver", f"{there} may not be executed", f"chmod a+x {there}, or install the driver again")
+    if there is None and LOADED.exists():
         what = "the NVIDIA driver is loaded, and nvidia-smi is not on PATH: what a card holds is not known"
         return [], warn("card", what, "install the driver's utilities (nvidia-utils), or add them to PATH")
-    if shutil.which("nvidia-smi") is None:
+    if there is None:
         return [], skip("card", "no NVIDIA driver here (no nvidia-smi on PATH): models run on the CPU")
     command = ["nvidia-smi", f"--query-gpu={','.join(_LINK)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=FIRST)
+        answer = card.ask(command, FIRST)
     except subprocess.TimeoutExpired:
         return [], fail(
             "driver", f"nvidia-smi does not answer within {FIRST:g} seconds: a card or its driver hangs", RESTART
         )
     except OSError as error:
         return [], fail("driver", f"nvidia-smi cannot be started: {error.strerror}", RESTART)
-    text = done.stdout.decode("utf-8", errors="replace").strip()
-    said = (text or done.stderr.decode("utf-8", errors="replace").strip()).partition("\n")[0][:200]
+    except subprocess.SubprocessError as error:
+        return [], fail("driver", f"nvidia-smi answers what makes no sense: {error}", RESTART)
+    text = answer.out.strip()
+    said = (text or answer.errors.strip()).partition("\n")[0][:200]
     if "no devices were found" in said.lower():
         return [], warn("card", "the driver finds no card", "look whether it is seated and has power; " + RESTART)
-    if done.returncode:
-        return [], fail("driver", f"nvidia-smi ends with {done.returncode}: {said}", RESTART)
+    if answer.code:
+        ends = f"ends with {answer.code}" if answer.code > 0 else f"is ended by signal {-answer.code}"
+        return [], fail("driver", f"nvidia-smi {ends}" + (f": {said}" if said else ", and says nothing"), RESTART)
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
     if not rows or any(len(row) != len(_LINK) or not row[0].isdecimal() for row in rows):
         return [], fail("driver", f"nvidia-smi answers what makes no sense: {said!r}", RESTART)

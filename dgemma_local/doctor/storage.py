@@ -6,14 +6,15 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dgemma_local import hub
-from dgemma_local.checkpoint import open_checkpoint
-from dgemma_local.config import load_model_config
-from dgemma_local.doctor.examination import Machine
+from dgemma_local.checkpoint import open_checkpoint, refuse_special_files
+from dgemma_local.config import load_generation_config, load_model_config
+from dgemma_local.doctor.examination import Check, Machine, within
 from dgemma_local.doctor.finding import Finding, fail, ok, skip, warn
 from dgemma_local.errors import DgemmaError
 from dgemma_local.hub.failures import size
@@ -21,6 +22,8 @@ from dgemma_local.hub.pull import MARGIN, verify_alone
 from dgemma_local.registry import Entry, is_demo, table
 
 ONLINE_LIMIT = 3.0  # seconds for the hub to answer in
+DISK = 20.0  # seconds for what lies on one disk: a network's may sleep
+ANOTHER_DISK = "look after that disk, or set HF_HOME to a folder on another"
 HUB = "https://huggingface.co"
 TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads its variables
 # Published chat templates by the beginning of their sha256
@@ -75,15 +78,13 @@ def checkpoints(machine: Machine) -> Iterator[Finding]:
     hub.root()  # raises where the cache cannot be, once and not for each model
     absent = []
     for entry in machine.models.values():
-        name = f"model {entry.name}"
-        try:
-            found = _checkpoint(name, entry, machine)
-        except DgemmaError as error:
-            found = fail(name, error.what, error.fix)
-        if found is None:
+        one = Check(
+            f"model {entry.name}", partial(_checkpoint, entry), DISK, ANOTHER_DISK
+        )  # a late one costs itself alone
+        found = list(within(one, machine))
+        yield from found
+        if not found:
             absent.append(entry.name)
-        else:
-            yield found
     wanted = machine.wanted
     if absent:
         yield skip("models", f"not fetched: {', '.join(absent)}", absent=absent)
@@ -91,24 +92,26 @@ def checkpoints(machine: Machine) -> Iterator[Finding]:
         yield warn("models", f"the one for this card, {wanted.entry.name}, is not fetched", "run `dgemma pull`")
 
 
-def _checkpoint(name: str, entry: Entry, machine: Machine) -> Finding | None:
-    """By its headers and lengths. None: nothing of it is here."""
-    folder = entry.folder or hub.folder_of(entry)
+def _checkpoint(entry: Entry, machine: Machine) -> Iterator[Finding]:
+    """By its configurations, headers and lengths, as a run reads them first. Nothing: nothing of it is here."""
+    name, folder = f"model {entry.name}", entry.folder or hub.folder_of(entry)
     if folder is None:
-        count = hub.held(entry)
-        if not count:
-            return None
-        whole = f" of {size(entry.bytes)}" if entry.bytes else ""
-        return warn(name, f"{size(count)}{whole} are here", f"`dgemma pull {entry.name}` brings the rest", held=count)
-    tensors = open_checkpoint(folder).tensors
-    facts = {"folder": str(folder), "tensors": len(tensors)}
+        if count := hub.held(entry):
+            whole = f" of {size(entry.bytes)}" if entry.bytes else ""
+            cure = f"`dgemma pull {entry.name}` brings the rest"
+            yield warn(name, f"{size(count)}{whole} are here", cure, held=count)
+        return
+    refuse_special_files(folder)
+    load_generation_config(folder, load_model_config(folder).vocab_size)
+    checkpoint = open_checkpoint(folder)
     machine.folders[entry.name] = folder
-    if entry.folder is not None:
-        what = f"{len(tensors)} tensors, " + ("of this package" if is_demo(folder) else f"in {folder}")
+    if entry.folder is None:
+        where, more = size(hub.held(entry)), "hashes"
     else:
-        unhashed = "" if machine.verify else "; --verify hashes them"
-        what = f"{len(tensors)} tensors, {size(hub.held(entry))}, lengths and headers are right{unhashed}"
-    return ok(name, what, **facts)
+        where, more = "of this package" if is_demo(folder) else f"in {folder}", "reads"
+    unread = "" if machine.verify else f"; --verify {more} what they hold"
+    what = f"{len(checkpoint.tensors)} tensors, {where}: configurations, headers and lengths are right{unread}"
+    yield ok(name, what, folder=str(folder), tensors=len(checkpoint.tensors))
 
 
 def hashes(machine: Machine) -> Iterator[Finding]:
@@ -171,7 +174,7 @@ def tokenizers(machine: Machine) -> Iterator[Finding]:
     """Of each checkpoint that is here: whether its vocabulary and template go together, and which template it is."""
     from dgemma_local.tokens import Tokenizer
 
-    for model, folder in machine.folders.items():
+    for model, folder in list(machine.folders.items()):  # one that was left behind may add to them still
         name = f"text {model}"
         try:
             tokenizer = Tokenizer.load(folder, load_model_config(folder).vocab_size)

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from dgemma_local.checkpoint import INDEX, SINGLE
 from dgemma_local.errors import FetchError
+from dgemma_local.files import whole as read_whole
 from dgemma_local.hub.failures import size, told
 from dgemma_local.registry import Entry
 
 PARTIAL = ".dgemma.incomplete"  # ends as huggingface_hub's own, so that its tools find and clear what was left behind
+LARGEST_INDEX = 1 << 26  # bytes; one that names every expert of the 26B model by itself takes some 4 MB
 ALWAYS = ("config.json", "tokenizer.json")  # besides the weights; the other files have a default, or a stand-in
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -88,7 +90,7 @@ def weights(folder: Path) -> tuple[str, ...] | None:
 def shards(folder: Path) -> tuple[str, ...] | None:
     """The weight files that the index names; None without an index that can be read."""
     try:
-        where = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        where = json.loads(read_whole(folder / INDEX, LARGEST_INDEX))["weight_map"]
         return tuple(sorted({str(shard) for shard in where.values()})) or None
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None

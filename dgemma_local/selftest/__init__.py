@@ -34,6 +34,7 @@ import torch
 from dgemma_local import __version__, noise, ops, quant
 from dgemma_local.card import cards
 from dgemma_local.errors import KernelCrash
+from dgemma_local.files import replaceable
 from dgemma_local.model import DiffusionGemma
 from dgemma_local.selftest.cases import cases_of
 from dgemma_local.selftest.compare import Outputs
@@ -44,7 +45,6 @@ __all__ = ["Outcome", "apply", "failing", "needed", "run"]
 
 DRIVER = Path("/proc/driver/nvidia/version")
 KEPT = 32  # verdicts in the file, the newest: cards, drivers and models come and go
-ODD = "is no regular file"
 LINE = 200  # characters of an error, for one line of a terminal
 HOMELESS = "the kernels' self-test is not remembered: there is no home folder, and no XDG_CACHE_HOME"
 UNTESTED = "untested: not enough memory on the card"
@@ -312,10 +312,9 @@ def _write(kept: dict[str, Any]) -> list[str]:
     file = cache_file()
     if file is None:
         return [HOMELESS]
-    new = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        if _is_odd(file):
-            return [_notice(file, ODD)]
+        file = replaceable(file)
+        new = file.with_name(f"{file.name}.{os.getpid()}")
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.write_text(json.dumps(kept, indent=1), encoding="utf-8")

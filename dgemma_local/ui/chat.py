@@ -6,13 +6,17 @@
 Everything but answers goes to stderr. A turn is saved when it ends, however it ends.
 """
 
+import signal
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from dgemma_local.chat.commands import Command, Say, Unknown, parse
 from dgemma_local.chat.conversation import said
 from dgemma_local.errors import INTERRUPTED, DgemmaError, UsageError
+from dgemma_local.interrupts import Waiting
 from dgemma_local.outcomes import Outcome
 from dgemma_local.ui.chat_actions import ACTIONS
+from dgemma_local.ui.chat_input import ahead
 from dgemma_local.ui.chat_turn import Chat, answer
 
 LEAVE = "Ctrl-D or /exit leaves"
@@ -20,13 +24,31 @@ LONGEST = 40  # characters of a name that is none
 
 
 def run(chat: Chat) -> int:
-    """Until it is left. Returns the exit code: in a script that of the worst turn, else 0."""
+    """Until it is left. Returns the exit code: in a script that of the worst turn, else 0; 1 where it could not be saved.
+
+    Ctrl-C counts amid a turn and at the prompt, which sees to it itself; between them, however often, it is nothing.
+    """
+    with Waiting(signal.SIGINT) as signals:
+        try:
+            _turns(chat, signals)
+        finally:
+            chat.leave()
+            if not chat.scripted:
+                signals.forget(signal.SIGINT)
+    return worst(chat.codes) if chat.scripted else (DgemmaError.exit_code if chat.at_risk() else 0)
+
+
+def _turns(chat: Chat, signals: Waiting) -> None:
     while not chat.ended:
         try:
-            line = _read(chat)
+            with signals.heeded() if chat.scripted else nullcontext():
+                line = _read(chat)
             if line is None:
                 break
-            take(chat, line)
+            if not chat.scripted:
+                signals.forget(signal.SIGINT)
+            with ahead(chat.source), signals.heeded():
+                take(chat, line)
         except DgemmaError as error:
             chat.failed(error)
         except KeyboardInterrupt:
@@ -34,7 +56,6 @@ def run(chat: Chat) -> int:
                 chat.codes.append(INTERRUPTED)
                 break
             chat.say(LEAVE)
-    return worst(chat.codes) if chat.scripted else 0
 
 
 def _read(chat: Chat) -> str | None:

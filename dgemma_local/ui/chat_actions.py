@@ -1,5 +1,6 @@
 """What each command does; the lines it says go to stderr. Raises DgemmaError for what cannot be done."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,8 +10,6 @@ from typing import cast
 from dgemma_local.chat import store
 from dgemma_local.chat.commands import COMMANDS
 from dgemma_local.chat.conversation import (
-    DEFAULT,
-    Turn,
     cleared,
     messages,
     retried,
@@ -21,28 +20,15 @@ from dgemma_local.chat.conversation import (
 )
 from dgemma_local.chat.export import FORMS, Form, exported
 from dgemma_local.errors import UsageError
+from dgemma_local.interrupts import undisturbed
 from dgemma_local.recording import check_target
 from dgemma_local.ui.chat_input import edited
+from dgemma_local.ui.chat_shown import copy_answer, count, counted, on, show, show_help, stats, turns
 from dgemma_local.ui.chat_turn import Chat, answer, now, recap
-from dgemma_local.ui.clipboard import copy
 from dgemma_local.ui.prompt import check
 from dgemma_local.ui.terminal import printable
 
 BAR = 40  # cells of a full context
-_KEYS = (
-    f"/set KEY {DEFAULT} takes a setting back. // begins a message with a slash.",
-    'Several lines: a trailing backslash, Alt-Enter, """ around them, or a paste.',
-    "Ctrl-X Ctrl-E opens the editor, Up and Ctrl-R find what was typed before.",
-    "Ctrl-C stops an answer and keeps what is committed; Ctrl-D leaves.",
-)
-
-
-def show_help(chat: Chat, argument: str) -> None:
-    width = max(len(f"{known.name} {known.argument}") for known in COMMANDS) + 1
-    for known in COMMANDS:
-        chat.say(f"/{known.name} {known.argument}".ljust(width + 2) + known.does, "")
-    for line in _KEYS:
-        chat.say(line)
 
 
 def system(chat: Chat, argument: str) -> None:
@@ -52,35 +38,32 @@ def system(chat: Chat, argument: str) -> None:
 
 def set_key(chat: Chat, argument: str) -> None:
     key, value = _parted(argument)
+    key = key.lower().replace("_", "-")
     chat.update(with_setting(chat.conversation, key, value))
     chat.say(f"{key}: {dict(shown(chat.conversation.settings))[key]}")
 
 
-def show(chat: Chat, argument: str) -> None:
-    conversation = chat.conversation
-    rows = [("conversation", f"{conversation.name}, {_count(len(conversation.turns), 'turn')}")]
-    rows += [("model", chat.model.name), ("system", conversation.system or "none"), *shown(conversation.settings)]
-    rows += [("visualize", _on(chat.visualize)), ("record", str(chat.recording or "off"))]
-    for key, value in rows:
-        chat.say(f"{key:<14} {value}", "")
-
-
 def clear(chat: Chat, argument: str) -> None:
+    chat.secure()
     began = now()
     chat.conversation = cleared(chat.conversation, store.free_name(stamp(), chat.folder), began)
-    chat.saved = None
+    chat.saved, chat.unsaved = None, False
     chat.latest = None
     chat.say("a new conversation")
 
 
 def undo(chat: Chat, argument: str) -> None:
-    turns = _turns(chat)
-    chat.update(undone(chat.conversation))
-    chat.say(f"taken back: {_line(turns[-1].user)}")
+    number = counted(chat, argument)
+    last = turns(chat)[-1]
+    left = chat.conversation
+    for _ in range(number):
+        left = undone(left)
+    chat.update(left)
+    chat.say(f"taken back: {_line(last.user)}" if number == 1 else f"taken back: {count(number, 'turn')}")
 
 
 def retry(chat: Chat, argument: str) -> None:
-    answer(chat, _turns(chat)[-1].user, retried)
+    answer(chat, turns(chat)[-1].user, retried)
 
 
 def edit(chat: Chat, argument: str) -> None:
@@ -96,35 +79,59 @@ def save(chat: Chat, argument: str) -> None:
         raise UsageError("conversations are not saved here", "use /export, or set XDG_STATE_HOME to a folder")
     if argument and argument != chat.conversation.name:
         named = replace(chat.conversation, name=store.check_name(argument))
-        try:
-            store.renamed(named, chat.saved, chat.folder)
-        except OSError as error:
-            raise UsageError(f"it cannot be saved: {error.strerror}", "make room, or use /export") from None
-        chat.conversation = chat.saved = named
+        with undisturbed():
+            try:
+                store.renamed(named, chat.saved, chat.folder)
+            except OSError as error:
+                raise UsageError(f"it cannot be saved: {error.strerror}", "make room, or use /export") from None
+            chat.conversation, chat.saved, chat.unsaved = named, named, False
     else:
-        _turns(chat)
+        turns(chat)
         chat.update(chat.conversation)
+        if chat.unsaved:  # it has said why
+            return
     chat.say(f"saved as {chat.conversation.name}: `dgemma chat --resume {_quoted(chat.conversation.name)}`")
 
 
 def load(chat: Chat, argument: str) -> None:
     if chat.folder is None or not argument:
         raise UsageError("there is no conversation to load", "say /load NAME; Tab lists those that are saved")
+    chat.secure()
     try:
         chat.conversation = chat.saved = store.load(argument, chat.folder)
     except store.Damaged as error:
         raise UsageError(str(error), "this conversation goes on; load another one") from None
+    chat.unsaved = False
     chat.latest = None
     recap(chat)
     if chat.conversation.model != chat.model.name:
         chat.say(f"it was held with {chat.conversation.model}; /model {chat.conversation.model} goes on with that")
 
 
+def delete(chat: Chat, argument: str) -> None:
+    if chat.folder is None or not argument:
+        raise UsageError("there is no conversation to delete", "say /delete NAME; Tab lists those that are saved")
+    name = store.check_name(argument)
+    if name == chat.conversation.name:
+        raise UsageError(f"{name} is the conversation at work", "say /clear first, or /load another one")
+    try:
+        (chat.folder / f"{name}.json").unlink()
+    except FileNotFoundError:
+        raise UsageError(
+            f"no conversation is called {name!r}", "Tab behind /delete lists those that are saved"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{name} cannot be deleted: {error.strerror}", "look at it with `dgemma chat --list`"
+        ) from None
+    chat.say(f"deleted: {name}")
+
+
 def export(chat: Chat, argument: str) -> None:
     form, name = _parted(argument)
     if form not in FORMS:
         raise UsageError("nothing is exported without a form", f"say /export {'|'.join(FORMS)} [FILE]")
-    _turns(chat)
+    turns(chat)
     path = _path(name or f"{chat.conversation.name}.{form}")
     text = exported(chat.conversation, cast(Form, form), printable)
     try:
@@ -140,24 +147,27 @@ def export(chat: Chat, argument: str) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"{path} cannot be written: {why}", "choose another place") from None
+    chat.exported = chat.conversation
     chat.say(f"written to {path}")
 
 
 def record(chat: Chat, argument: str) -> None:
     if not argument:
         raise UsageError("nothing is recorded without a file", "say /record FILE.jsonl.gz, or /record off")
+    if argument.startswith("off "):
+        raise UsageError("/record off takes nothing behind it", "say /record off")
     path = None if argument == "off" else _path(argument)
     if path is not None:
-        check_target(path)
-        if path.is_file():
+        if os.path.lexists(path):  # a recording, too: a chat begins new ones; a device, a link to nowhere
             raise UsageError(f"{path} is there already", "say /record FILE with another name")
+        check_target(path)
     chat.recording, chat.recorded = path, 0
     chat.say(f"the next answer is recorded in {path}, and each after it beside that" if path else "nothing is recorded")
 
 
 def visualize(chat: Chat, argument: str) -> None:
     chat.visualize = _switch("visualize", argument)
-    chat.say(f"the canvas in view: {_on(chat.visualize)}")
+    chat.say(f"the canvas in view: {on(chat.visualize)}")
     if chat.visualize and not chat.terminal.writes:
         chat.say("it needs stderr to be a terminal that knows UTF-8; going on without")
 
@@ -169,7 +179,7 @@ def think(chat: Chat, argument: str) -> None:
     else:
         chat.update(with_settings(chat.conversation, thinking=_switch("think", argument, "show")))
     settings = chat.conversation.settings
-    chat.say(f"thinking: {_on(settings.thinking)}, thoughts {'shown' if settings.show_thoughts else 'folded'}")
+    chat.say(f"thinking: {on(settings.thinking)}, thoughts {'shown' if settings.show_thoughts else 'folded'}")
 
 
 def model(chat: Chat, argument: str) -> None:
@@ -181,26 +191,12 @@ def model(chat: Chat, argument: str) -> None:
 
 def context(chat: Chat, argument: str) -> None:
     conversation, room = chat.conversation, chat.model.context
-    used = (
-        chat.model.tokens(messages(conversation), thinking=conversation.settings.thinking) if conversation.turns else 0
-    )
+    told = messages(conversation)
+    used = chat.model.tokens(told, thinking=conversation.settings.thinking) if told else 0
     filled = min(BAR, -(-BAR * used // room))
-    chat.say(f"{'█' * filled}{'░' * (BAR - filled)} {used:,} of {room:,} tokens ({used / room:.0%})", "")
-    chat.say(_count(len(conversation.turns), "turn"))
-
-
-def stats(chat: Chat, argument: str) -> None:
-    if chat.latest is None:
-        raise UsageError("there is no answer to tell of yet", "ask something")
-    told, wall = chat.latest
-    chat.say(f"seed      {told.start.seed}", "")
-    for line in told.summary(wall):
-        chat.say(line, "")
-    chat.say(f"room      {chat.model.context:,} tokens of context", "")
-
-
-def copy_answer(chat: Chat, argument: str) -> None:
-    chat.say(copy(_turns(chat)[-1].answer.strip("\n"), chat.terminal))
+    full, free = "█░" if chat.terminal.encoding.startswith("utf") else "#."
+    chat.say(f"{full * filled}{free * (BAR - filled)} {used:,} of {room:,} tokens ({used / room:.0%})", "")
+    chat.say(count(len(conversation.turns), "turn"))
 
 
 def multi(chat: Chat, argument: str) -> None:
@@ -214,23 +210,32 @@ def leave(chat: Chat, argument: str) -> None:
     chat.ended = True
 
 
-ACTIONS: Mapping[str, Callable[[Chat, str], None]] = {
+def _bare(name: str, act: Callable[[Chat, str], None]) -> Callable[[Chat, str], None]:
+    """The action of a command that takes nothing: what stands behind it was meant for something else."""
+
+    def alone(chat: Chat, argument: str) -> None:
+        if argument:
+            raise UsageError(f"/{name} takes nothing behind it", f"say /{name} alone")
+        act(chat, argument)
+
+    return alone
+
+
+_ACTIONS: Mapping[str, Callable[[Chat, str], None]] = {
     "help": show_help, "system": system, "set": set_key, "show": show, "clear": clear, "undo": undo, "retry": retry,
-    "edit": edit, "save": save, "load": load, "export": export, "record": record, "visualize": visualize,
-    "think": think, "model": model, "context": context, "stats": stats, "copy": copy_answer, "multi": multi,
-    "exit": leave,
+    "edit": edit, "save": save, "load": load, "delete": delete, "export": export, "record": record,
+    "visualize": visualize, "think": think, "model": model, "context": context, "stats": stats, "copy": copy_answer,
+    "multi": multi, "exit": leave,
 }  # fmt: skip
+ACTIONS = {
+    known.name: _ACTIONS[known.name] if known.argument else _bare(known.name, _ACTIONS[known.name])
+    for known in COMMANDS
+}
 
 
 def stamp() -> str:
     """A name for a conversation that has none yet."""
     return time.strftime("%Y-%m-%d-%H%M%S")
-
-
-def _turns(chat: Chat) -> tuple[Turn, ...]:
-    if not chat.conversation.turns:
-        raise UsageError("there is no turn yet", "ask something")
-    return chat.conversation.turns
 
 
 def _parted(argument: str) -> tuple[str, str]:
@@ -253,10 +258,6 @@ def _switch(name: str, argument: str, *more: str) -> bool:
     return argument == "on"
 
 
-def _on(value: bool) -> str:
-    return "on" if value else "off"
-
-
 def _line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else line[:59] + "…"
@@ -264,7 +265,3 @@ def _line(text: str) -> str:
 
 def _quoted(name: str) -> str:
     return f"'{name}'" if " " in name else name
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number} {one if number == 1 else one + 's'}"

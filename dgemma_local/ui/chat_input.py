@@ -7,12 +7,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from dgemma_local.chat.commands import Lines, complete, file_part, open_block
+from dgemma_local.chat.commands import BLOCK, Lines, complete, file_part, open_block
 from dgemma_local.errors import DgemmaError, PromptError, UsageError
 from dgemma_local.streams import say
+from dgemma_local.ui.ahead import typed_ahead
+from dgemma_local.ui.pause import given_back
 from dgemma_local.ui.prompt import LARGEST
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
 
 PROMPT, GOES_ON = ">>> ", "... "
+ENDLESS = 4 * LARGEST  # bytes; /dev/zero is a line without an end
+ENDS = 64  # bytes
+_SHORTEN = "shorten it: no context holds so much"
+LONGEST_KEPT = 1 << 16  # characters of what is typed or pasted at once that the next chat still knows
 MENU = 4  # lines that completions may take below the prompt
 
 
@@ -43,21 +50,45 @@ class Piped:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._lines = stream, Lines(LARGEST)
+        self._ended = False
         self.multi = False
 
     def read(self, draft: str = "") -> str | None:
-        while raw := self._stream.readline(LARGEST + 1):
-            if len(raw) > LARGEST:
-                while not raw.endswith(b"\n") and (raw := self._stream.readline(LARGEST)):
-                    pass
-                raise PromptError(f"a line is larger than {LARGEST >> 20} MiB", "shorten it: no context holds so much")
+        """As `Input.read`; a message with a fault is read to its end before it is raised."""
+        fault: PromptError | None = None
+        size = 0  # bytes of this message
+        while not self._ended and (raw := self._stream.readline(LARGEST + 1)):
+            size += len(raw)
+            if len(raw) > LARGEST and not raw.endswith(b"\n"):
+                fault = fault or PromptError(f"a line is larger than {LARGEST >> 20} MiB", _SHORTEN)
+                raw, more = self._rest(raw)
+                size += more
+            if size > ENDLESS:
+                self._ended, self._lines = True, Lines(LARGEST)
+                raise PromptError(f"a message does not end within {ENDLESS >> 20} MiB", "nothing behind it is read")
             try:
-                line = raw.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+                line = raw.decode("utf-8-sig")
             except UnicodeDecodeError:
-                raise PromptError("a line is not UTF-8 text", "give it as UTF-8") from None
-            if (message := self._lines.feed(line)) is not None:
+                fault = fault or PromptError("a line is not UTF-8 text", "give it as UTF-8")
+                line = raw.decode(errors="replace")
+            if (message := self._lines.feed(line.removesuffix("\n").removesuffix("\r"))) is not None:
+                if fault is not None:
+                    raise fault
                 return message
-        return self._lines.close()
+        message = self._lines.close()
+        if fault is not None:
+            raise fault
+        if message is not None and open_block(message):
+            say("the input ended before the three quotes did: the message ends with it")
+            return f"{message}\n{BLOCK}"
+        return message
+
+    def _rest(self, begun: bytes) -> tuple[bytes, int]:
+        """Of a line too large: its two ends, which say what goes on behind it, and how many bytes were still to read."""
+        end, more = begun, 0
+        while more <= ENDLESS and not end.endswith(b"\n") and (found := self._stream.readline(LARGEST)):
+            end, more = end[-ENDS:] + found, more + len(found)
+        return begun[:ENDS] + b" " + end[-ENDS:], more
 
 
 class Typed:
@@ -78,6 +109,7 @@ class Typed:
             key_bindings=self._keys(),
             multiline=True,
             prompt_continuation=lambda *_: GOES_ON,
+            enable_suspend=True,
             **streams,
         )
 
@@ -90,6 +122,10 @@ class Typed:
             if self._session.default_buffer.text:
                 return ""  # it has taken back what was typed
             raise
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Meanwhile what is typed waits for the next `read`."""
+        return typed_ahead(self._session.input)
 
     def _keys(self) -> "KeyBindings":
         from prompt_toolkit.key_binding import KeyBindings
@@ -130,6 +166,11 @@ class Typed:
         return keys
 
 
+def ahead(source: Input) -> AbstractContextManager[None]:
+    """While what came from `source` is done: what is typed then comes next, whole; a pipe keeps it by itself."""
+    return source.ahead() if isinstance(source, Typed) else nullcontext()
+
+
 def _kept(path: Path) -> "History":
     """What was typed, in a file, and in memory alone once that can be neither read nor written; this is said once."""
     from prompt_toolkit.history import FileHistory
@@ -145,7 +186,7 @@ def _kept(path: Path) -> "History":
                 return ()
 
         def store_string(self, string: str) -> None:
-            if self.failed:
+            if self.failed or len(string) > LONGEST_KEPT:
                 return
             try:
                 super().store_string(string)
@@ -224,7 +265,8 @@ def edited(text: str) -> str:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        code = subprocess.run([*found, name], check=False).returncode
+        with given_back():
+            code = subprocess.run([*found, name], check=False).returncode
         if code:
             raise UsageError(f"{found[0]} ended with {code}", "what was typed is dropped; set VISUAL or EDITOR")
         return path.read_text(encoding="utf-8").removesuffix("\n")

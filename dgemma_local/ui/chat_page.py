@@ -16,18 +16,19 @@ from dgemma_local.ui.page import Page, Sink
 from dgemma_local.ui.terminal import Terminal, printable
 
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)")
-_HEADING = re.compile(r" {0,3}#{1,6}\s+(.*?)(?:\s+#+)?\s*")
+_HEADING = re.compile(r" {0,3}#{1,6}\s+(.*)")
 _RULE = re.compile(r" {0,3}([-*_])(?:\s*\1){2,}\s*")
 _BULLET = re.compile(r"(\s*)[-*+](\s+)(?=\S)")
 # Emphasis touches what it emphasises and no word outside: 2 * 3 * 4 and snake_case_names are none.
 _INLINE = re.compile(
-    r"(?P<ticks>`+)(?P<code>.+?)(?P=ticks)(?!`)"
+    r"(?<!`)(?P<ticks>`+)(?!`)(?P<code>.+?)(?<!`)(?P=ticks)(?!`)"
     r"|\*\*(?=\S)(?P<bold>.+?)(?<=\S)\*\*"
     r"|(?<![\w*])\*(?=[^\s*])(?P<italic>.+?)(?<=[^\s*])\*(?![\w*])"
     r"|(?<!\w)__(?=\S)(?P<strong>.+?)(?<=\S)__(?!\w)"
     r"|(?<!\w)_(?=[^\s_])(?P<slanted>.+?)(?<=[^\s_])_(?!\w)"
 )
 _STYLES = {"code": "cyan", "bold": "bold", "italic": "italic", "strong": "bold", "slanted": "italic"}
+LONGEST = 2000  # characters: each sign is looked for the end of, up to the end of the line
 _THEME = "ansi_dark"  # the terminal's own colours
 
 
@@ -62,7 +63,7 @@ class Markdown:
             self._fence, self._language = opened[1], opened[2]
             return Text(line, style="dim")
         if heading := _HEADING.fullmatch(line):
-            return Text(heading[1], style="bold underline")
+            return Text(_title(heading[1]), style="bold underline")
         if _RULE.fullmatch(line):
             return Text(line, style="dim")
         if line.lstrip().startswith(">"):
@@ -83,8 +84,17 @@ class Markdown:
             yield found[i] if i < len(found) and found[i].plain == line else Text(line)
 
 
+def _title(body: str) -> str:
+    """Without the signs that may close a heading."""
+    body = body.rstrip()
+    bare = body.rstrip("#")
+    return bare.rstrip() if bare != bare.rstrip() else body
+
+
 def inline(line: str) -> Text:
-    """Emphasis and code within a line."""
+    """Emphasis and code within a line; one that is too long to look for their ends has none."""
+    if len(line) > LONGEST:
+        return Text(line)
     found, at = Text(), 0
     for match in _INLINE.finditer(line):
         found.append(line[at : match.start()])

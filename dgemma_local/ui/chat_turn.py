@@ -1,6 +1,8 @@
 """One turn of a chat: asked, shown as it comes, and kept; and what a chat holds beside the frozen conversation."""
 
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +14,8 @@ from typing import Protocol
 
 from dgemma_local.chat import store
 from dgemma_local.chat.conversation import Conversation, Settings, Turn, messages, next_seed, said
-from dgemma_local.errors import INTERRUPTED, DgemmaError, NumericalError
+from dgemma_local.errors import INTERRUPTED, DgemmaError, NumericalError, RecordingError, UsageError
+from dgemma_local.interrupts import undisturbed
 from dgemma_local.outcomes import Outcome
 from dgemma_local.recording import Recorder
 from dgemma_local.states import Seen
@@ -38,6 +41,8 @@ _HERE = (
         re.compile(r"shorten (it to [\d,]+ tokens(, or plan .*\(--context\))?|the prompt)"),
         "say /undo or /clear, or shorten the message",
     ),
+    (re.compile(r"give (a file in it|another file) to --record"), "say /record FILE with another name"),
+    (re.compile(r"`?--dtype float32`?"), "a chat begun with --dtype float32"),
     (re.compile(r"--(max-tokens|steps|preset|stop|think-tokens)"), r"/set \1"),
 )
 
@@ -88,6 +93,8 @@ class Chat:
     draw: Callable[[int], int]  # a whole number below the one given
     folder: Path | None = None  # of conversations; None: nothing is saved
     saved: Conversation | None = None  # what the conversation's file holds, as far as this chat has read or written it
+    unsaved: bool = False  # it should be saved as it is, and could not
+    exported: Conversation | None = None  # the latest that went into a file elsewhere
     scripted: bool = False  # nobody types
     visualize: bool = False
     recording: Path | None = None
@@ -102,17 +109,49 @@ class Chat:
 
     def update(self, conversation: Conversation) -> None:
         """Takes it over, and saves what can be lost."""
+        self._told(self.keep(conversation))
+
+    def keep(self, conversation: Conversation) -> str:
+        """As `update`; the line that there is to say of it, or nothing."""
         self.conversation = conversation
         if self.folder is None or not (conversation.turns or self.saved):
-            return
-        try:
-            kept = store.kept(conversation, self.saved, self.folder)
-        except OSError as error:
-            self.say(f"this conversation cannot be saved: {error.strerror}; make room, or /export it elsewhere", "")
-            return
-        if self.saved and kept.name != conversation.name:
-            self.say(f"{conversation.name} was changed elsewhere and stays so; this chat goes on as {kept.name}", "")
-        self.conversation = self.saved = kept
+            return ""
+        self.unsaved, before = True, self.saved
+        with undisturbed():  # it would take its own file for another's
+            try:
+                kept = store.kept(conversation, before, self.folder)
+            except OSError as error:
+                return f"this conversation cannot be saved: {error.strerror}; make room, or /export it elsewhere"
+            self.conversation = self.saved = kept
+            self.unsaved = False
+        if before is None or kept.name == conversation.name:
+            return ""
+        return f"{conversation.name} was changed elsewhere and stays so; this chat goes on as {kept.name}"
+
+    def secure(self) -> None:
+        """Before the conversation is put away: what could not be saved is tried again.
+
+        Raises UsageError where it still cannot be, and was not exported as it is either.
+        """
+        line = self.keep(self.conversation) if self.at_risk() else ""
+        if self.at_risk():
+            raise UsageError(line.partition(";")[0], "make room, or /export it first")
+        self._told(line)
+
+    def leave(self) -> None:
+        """The last attempt to save what could not be; an exit code says that it failed."""
+        if self.unsaved:
+            self._told(self.keep(self.conversation))
+        if self.at_risk():
+            self.codes.append(DgemmaError.exit_code)
+
+    def at_risk(self) -> bool:
+        """Whether it is neither saved, as it should be, nor exported as it is."""
+        return self.unsaved and self.exported != self.conversation
+
+    def _told(self, line: str) -> None:
+        if line:
+            self.say(line, "")
 
     def failed(self, error: DgemmaError) -> None:
         self.say(f"{error.what}\n  fix: {_here(error.fix)}", "")
@@ -128,37 +167,43 @@ def answer(chat: Chat, user: str, join: Callable[[Conversation, Turn], Conversat
     before = chat.conversation
     history = before if join is said else replace(before, turns=before.turns[:-1])
     seed = next_seed(before, chat.draw)
-    asked = chat.model.ask(messages(history, user), seed, before.settings, _recording(chat))
+    asked = _asked(chat, messages(history, user), seed)
     record = asked.record
     lost: BaseException | None = None
+    said_of_it = ""
     began = time.perf_counter()
-    try:
-        with asked.recording as record.recorder:
-            _show(chat, asked)
-    except NumericalError as error:
-        chat.say(f"{error.what}\n  fix: {error.fix}", "")
-        outcome, code = Outcome.NUMERIC, error.exit_code
-    except KeyboardInterrupt:
-        outcome, code = Outcome.INTERRUPTED, INTERRUPTED
-        chat.say("interrupted", "")
-    except BaseException as error:  # nobody reads it any more, or asks; it is kept all the same
-        if isinstance(error, DgemmaError) and not any(record.text.values()):
-            raise
-        outcome, code, lost = Outcome.INTERRUPTED, 0, error
-    else:
-        outcome, code = record.verdict.outcome, record.verdict.outcome.exit_code
-    chat.latest = record, time.perf_counter() - began
-    chat.codes.append(code)
-    turn = Turn(
-        user=user,
-        answer=record.text["answer"],
-        thought=record.text["thought"],
-        ids=record.finished.tokens if record.finished else (),
-        outcome=outcome.value,
-        seed=seed,
-        time=now(),
-    )
-    chat.update(join(before, turn))
+    with undisturbed() as signals:  # none of them comes between what is committed and its file
+        try:
+            with asked.recording as record.recorder, signals.heeded():
+                _show(chat, asked)
+        except NumericalError as error:
+            said_of_it = f"{error.what}\n  fix: {_here(error.fix)}"
+            outcome, code = Outcome.NUMERIC, error.exit_code
+        except KeyboardInterrupt:
+            said_of_it = "interrupted"
+            outcome, code = Outcome.INTERRUPTED, INTERRUPTED
+        except BaseException as error:  # nobody reads it any more, or asks; it is kept all the same
+            if isinstance(error, DgemmaError) and not any(record.text.values()):
+                raise
+            outcome, code, lost = Outcome.INTERRUPTED, 0, error
+        else:
+            outcome, code = record.verdict.outcome, record.verdict.outcome.exit_code
+        chat.latest = record, time.perf_counter() - began
+        chat.codes.append(code)
+        turn = Turn(
+            user=user,
+            answer=record.text["answer"],
+            thought=record.text["thought"],
+            ids=record.finished.tokens if record.finished else (),
+            outcome=outcome.value,
+            seed=seed,
+            time=now(),
+        )
+        of_the_file = chat.keep(join(before, turn))
+        if outcome is Outcome.INTERRUPTED:
+            signals.forget(signal.SIGINT)  # they were meant for the answer
+    for line in filter(None, (said_of_it, of_the_file)):
+        chat.say(line, "")
     if chat.conversation.turns[-1] != turn:
         chat.say("the answer before it stays", "")
     if lost is not None:
@@ -166,6 +211,18 @@ def answer(chat: Chat, user: str, join: Callable[[Conversation, Turn], Conversat
     _notices(chat, record)
     if chat.scripted and outcome is Outcome.INTERRUPTED:
         chat.ended = True
+
+
+def _asked(chat: Chat, told: Sequence[Mapping[str, str]], seed: int) -> Asked:
+    """A recording that cannot be begun costs no answer. Raises as `Model.ask` does."""
+    settings, to = chat.conversation.settings, _recording(chat)
+    try:
+        return chat.model.ask(told, seed, settings, to)
+    except RecordingError as error:
+        chat.say(f"{error.what}; nothing is recorded any more", "")
+        chat.codes.append(error.exit_code)
+        chat.recording = None
+        return chat.model.ask(told, seed, settings, None)
 
 
 def _show(chat: Chat, asked: Asked) -> None:
@@ -213,7 +270,7 @@ def _recording(chat: Chat) -> Path | None:
         chat.recorded += 1
         number = "" if chat.recorded == 1 else f"-{chat.recorded}"
         path = chat.recording.with_name(f"{name}{number}{dot}{endings}")
-        if not path.is_file():
+        if not os.path.lexists(path):
             return path
 
 
@@ -230,7 +287,10 @@ def recap(chat: Chat) -> None:
     if turns and not chat.scripted:
         for line in turns[-1].user.splitlines():
             chat.say(f"> {line}")
-        print_lines(chat.terminal, Markdown().lines(turns[-1].answer))
+        if turns[-1].answer.strip():
+            print_lines(chat.terminal, Markdown().lines(turns[-1].answer))
+        if turns[-1].outcome != Outcome.COMPLETE.value:
+            chat.say(turns[-1].outcome.replace("_", " "))
 
 
 def now() -> str:

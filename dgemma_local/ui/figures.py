@@ -6,12 +6,12 @@ question to the end, drawing included.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
-from dgemma_local.ui.status import SHORTEST_WINDOW
 
+SHORTEST_WALL = 1.0  # seconds from the question to the end: a rate over less says more of the start than of the speed
 ENOUGH = 20  # steps, so that a twentieth of them is one; below, the slowest is what p95 would be
 
 
@@ -40,7 +40,7 @@ class Times:
             case CanvasCommitted():
                 self.first_canvas = self.passed if self.first_canvas is None else self.first_canvas
                 if own := self.steps[self._begun :]:
-                    self.canvases.append((self._context, quantile(own, 0.5)))
+                    self.canvases.append((self._context, median(own)))
                 self._begun, self._context = len(self.steps), self._context + len(event.tokens)
             case Retried() | Finished():
                 pass
@@ -61,13 +61,22 @@ class Counts:
     thought: int
 
 
+def median(values: Sequence[float]) -> float:
+    """The one in the middle, or halfway between the two that are."""
+    ordered, half = sorted(values), len(values) // 2
+    return (ordered[half] + ordered[~half]) / 2
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that this share of them does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def lines(counts: Counts, times: Times, wall: float) -> list[str]:
-    """The statistics, a line each. wall: seconds from the question to the end, drawing included."""
+def lines(counts: Counts, times: Times, wall: float, settings: Mapping[str, object] | None = None) -> list[str]:
+    """The statistics, a line each. wall: seconds from the question to the end, drawing included.
+
+    settings: of `session.Session`; what they say of the sampler is told.
+    """
     told = [f"prompt    {_count(counts.prompt, 'token')}, {counts.reused} of them reused, {_ms(times.prefill)}"]
     if counts.joining:
         told[0] += f" without the {counts.joining} read with the first step"
@@ -75,6 +84,8 @@ def lines(counts: Counts, times: Times, wall: float) -> list[str]:
         canvas = "" if times.first_canvas is None else f", the first canvas after {_ms(times.first_canvas)}"
         told.append(f"first     draft after {_ms(times.first_draft)}{canvas}")
     told.append(f"steps     {len(times.steps)}{_pace(times.steps)}")
+    if used := _sampler(settings or {}):
+        told.append(f"sampler   {', '.join([f'at most {counts.most} steps a canvas', *used])}")
     if counts.taken:
         told.append(
             f"canvases  {len(counts.taken)} of {counts.length} tokens, {', '.join(map(str, counts.taken))} "
@@ -90,18 +101,29 @@ def lines(counts: Counts, times: Times, wall: float) -> list[str]:
         apart = f", {counts.thought} of them thought" if counts.thought else ""
         rate = counts.tokens / len(times.steps)
         told.append(f"tokens    {counts.tokens} without padding{apart}: {rate:.1f} a forward pass")
-    speed = (
-        f": {counts.tokens / wall:.1f} tokens/s from end to end" if wall >= SHORTEST_WINDOW and counts.tokens else ""
-    )
+    speed = f": {counts.tokens / wall:.1f} tokens/s from end to end" if wall >= SHORTEST_WALL and counts.tokens else ""
     told.append(f"wall      {wall:.2f} s{speed}")
     return told
+
+
+def _sampler(settings: Mapping[str, object]) -> list[str]:
+    """Its settings in words, those that are known."""
+    words = {
+        "preset": "preset {}",
+        "entropy_bound": "entropy bound {}",
+        "confidence": "mean entropy to stop {}",
+        "stability": "drafts to agree {}",
+        "t_min": "temperature {}",
+        "t_max": "to {}",
+    }
+    return [said.format(settings[name]) for name, said in words.items() if settings.get(name) is not None]
 
 
 def _pace(steps: Sequence[float]) -> str:
     if not steps:
         return ""
     slow, name = (quantile(steps, 0.95), "p95") if len(steps) >= ENOUGH else (max(steps), "slowest")
-    return f"; p50 {_ms(quantile(steps, 0.5))}, {name} {_ms(slow)}"
+    return f"; p50 {_ms(median(steps))}, {name} {_ms(slow)}"
 
 
 def _grown(canvases: Sequence[tuple[int, float]]) -> str:

@@ -39,7 +39,6 @@ NAMES = {
     "c-h": "backspace",
     " ": "space",
 }
-_PASTES, _NO_PASTES = b"\x1b[?2004h", b"\x1b[?2004l"  # the terminal says where a pasted text begins and ends
 
 
 class Gone(KeyboardInterrupt):
@@ -75,9 +74,7 @@ class Keys:
             else:
                 import termios
 
-                marks = os.environ.get("TERM", "") not in ("dumb", "unknown")
-                sequences = (_PASTES, _NO_PASTES) if marks else (b"", b"")
-                entered.enter_context(modes(self._source.fileno(), termios.ECHO | termios.ICANON, *sequences))
+                entered.enter_context(modes(self._source.fileno(), termios.ECHO | termios.ICANON, *paste_marks()))
             self._left = entered.pop_all()
         return self
 
@@ -141,6 +138,11 @@ def _terminal() -> TextIO | None:
         if fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
             return stream
     return None
+
+
+def paste_marks() -> tuple[bytes, bytes]:
+    """What lets the terminal say where a pasted text begins and ends, and what ends that."""
+    return (b"", b"") if os.environ.get("TERM", "") in ("dumb", "unknown") else (b"\x1b[?2004h", b"\x1b[?2004l")
 
 
 @contextmanager

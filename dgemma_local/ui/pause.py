@@ -4,6 +4,7 @@ Everything that changes a terminal says here how to leave it and how to take it 
 
     pausable(leave, enter)   left before Ctrl-Z stops the process, entered when it goes on
     modes(fd, off)           the same for modes of the terminal itself
+    given_back()             left while another program has the terminal
     front(stream)            whether the terminal is ours; all is entered then, for `fg` may follow `bg`
 """
 
@@ -30,6 +31,18 @@ def pausable(leave: Callable[[], None], enter: Callable[[], None] = lambda: None
             yield
         finally:
             _held.remove(pair)
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """The terminal as it was before all that holds it now."""
+    for leave, _ in reversed(_held):
+        leave()
+    try:
+        yield
+    finally:
+        for _, enter in _held:
+            enter()
 
 
 def front(stream: IO[str]) -> bool:
@@ -124,10 +137,7 @@ def _handled() -> Iterator[None]:
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    for leave, _enter in reversed(_held):
-        leave()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)  # here it stops
-    signal.signal(number, _stop)
-    for _leave, enter in _held:
-        enter()
+    with given_back():
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # here it stops
+        signal.signal(number, _stop)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import TextIO
 
-from dgemma_local.errors import INTERRUPTED, DgemmaError
+from dgemma_local.errors import DgemmaError
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
-from dgemma_local.outcomes import Verdict, of_error
+from dgemma_local.outcomes import Outcome, Verdict, of_error
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.record import Record, Timed
 
@@ -48,12 +48,14 @@ def json_lines(events: Iterable[Timed], record: Record, out: TextIO, *, seconds:
         _line(out, _NAMES[type(event)], values)
 
 
-def json_error(error: DgemmaError | KeyboardInterrupt | SystemExit, out: TextIO) -> None:
+def json_error(error: BaseException, code: int, out: TextIO) -> None:
     """The last line where an error or a signal ended the run: `outcome` is null where it is none of an answer."""
     ending = of_error(error)
-    said, fix, code = "interrupted", "", error.code if isinstance(error, SystemExit) else INTERRUPTED
+    said, fix = f"{type(error).__name__}: {error}", ""
+    if ending is Outcome.INTERRUPTED:
+        said = "interrupted"
     if isinstance(error, DgemmaError):
-        said, fix, code = error.what, error.fix, error.exit_code
+        said, fix = error.what, error.fix
     _line(out, "failed", {"outcome": ending and ending.value, "said": said, "fix": fix, "exit_code": code})
 
 

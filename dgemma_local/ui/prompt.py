@@ -40,7 +40,7 @@ def check(text: str, name: str) -> str:
     """`text`. Raises PromptError where it is blank, or holds bytes of the command line that are not UTF-8."""
     utf8(text, name)
     if not text.strip():
-        raise PromptError(f"{name} is {'blank' if text else 'empty'}", "write a question into it")
+        raise PromptError(f"{name} is {'blank' if text else 'empty'}", "write something into it")
     return text
 
 

@@ -46,6 +46,7 @@ class Start:
     max_tokens: int
     steps: int  # a canvas may take
     canvas_length: int
+    settings: Mapping[str, object] = field(default_factory=dict)  # of the sampler and others, in plain values
 
 
 @dataclass(slots=True)
@@ -162,4 +163,4 @@ class Record:
             tokens=len(self.finished.tokens) if self.finished else len(self._tokens),
             thought=self.thought_tokens,
         )
-        return lines(counts, self.times, wall)
+        return lines(counts, self.times, wall, self.start.settings)

@@ -9,6 +9,7 @@ It is provisional: a step may take any of it back, and then it is drawn anew. On
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from dgemma_local.events import CanvasCommitted, Event, Finished, StepDone
 from dgemma_local.states import Seen, State, settled
@@ -97,14 +98,18 @@ class Ahead:
 
 
 def _before(parts: list[Part], stop: Sequence[str]) -> list[Part]:
-    """What stands before the first of these strings."""
-    text = "".join(part.text for part in parts)
-    room = min((at for at in (text.find(string) for string in stop) if at >= 0), default=len(text))
-    kept = []
-    for part in parts:
-        if room:
-            kept.append(Part(part.kind, part.text[:room]))
-        room = max(0, room - len(part.text))
+    """What stands before the first of these strings in the answer; none reaches over a thought or a tool call."""
+    kept: list[Part] = []
+    for kind, run in groupby(parts, lambda part: part.kind):
+        if kind != "answer":
+            kept += run
+            continue
+        text = "".join(part.text for part in run)
+        starts = [at for at in map(text.find, stop) if at >= 0]
+        if shown := text[: min(starts, default=None)]:
+            kept.append(Part(kind, shown))
+        if starts:
+            break
     return kept
 
 

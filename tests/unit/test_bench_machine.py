@@ -63,6 +63,8 @@ def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         tool.write_text(f'#!/bin/sh\necho "{said}"\n')
         tool.chmod(0o755)
         assert machine._driver("GPU-7") == found
+    tool.write_text('#!/bin/sh\necho "575.1, 450.00"; exit 9\n')
+    assert machine._driver("GPU-7") == (None, None)
 
 
 def test_the_name_of_the_cpu(tmp_path: Path) -> None:

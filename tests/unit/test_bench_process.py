@@ -156,6 +156,7 @@ def test_two_lines_on_a_bare_machine(flags: list[str], code: int, what: str, cap
 
 
 def test_the_26b_model_is_not_made_on_a_cpu_unless_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dgemma_local import fit
     from dgemma_local.bench import subject, synthetic
 
     class Made(Exception):
@@ -174,6 +175,11 @@ def test_the_26b_model_is_not_made_on_a_cpu_unless_that_is_asked_for(monkeypatch
     with pytest.raises(Made):
         subject.open_synthetic("fp8", device="cpu", context=None, seed=0, say=said.append)
     assert said[-1] == "on a CPU: a step takes minutes, and an answer many of them"
+    made: list[int] = []
+    monkeypatch.setattr(synthetic, "make", lambda *_, context, **__: made.append(context) or make())
+    with pytest.raises(Made):  # a default gives way to what the model has
+        subject.open_synthetic("fp8", device="cpu", context=fit.AtMost(10**9), seed=0)
+    assert made == [synthetic.published_config().max_positions]
     told: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     monkeypatch.setenv("DGEMMA_GPU_SUITE_SMALL", "1")

@@ -262,11 +262,11 @@ def test_ctrl_c_within_a_pass_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 def test_nan_names_the_layer(tmp_path: Path) -> None:
     network = open_model(write_calm(tmp_path, 3, pattern="fsf"))
     network.layers[1].post_feedforward_layernorm.fill_(torch.nan)
-    with pytest.raises(NumericalError, match=r"^canvas 0, step 0: not a number, first in layer 1$"):
+    with pytest.raises(NumericalError, match=r"^canvas 1, step 1: not a number, first in layer 1$"):
         events_of(Conversation(Captured(network, room_of(network))), prompt_of(network, 9), 3, DEFAULTS, 24)
     network = open_model(write_calm(tmp_path, 3, pattern="fsf"))
     network.self_conditioning.pre_norm.fill_(torch.nan)
-    with pytest.raises(NumericalError, match=r"^canvas 0, step 1: not a number, first in self-conditioning, the final"):
+    with pytest.raises(NumericalError, match=r"^canvas 1, step 2: not a number, first in self-conditioning, the final"):
         events_of(Conversation(Captured(network, room_of(network))), prompt_of(network, 9), 3, DEFAULTS, 24)
 
 

@@ -2,12 +2,13 @@
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from dgemma_local import card
-from dgemma_local.card import MIB, Card, Holder, cards, host_memory
+from dgemma_local.card import MIB, Card, Holder, ask, cards, host_memory
 
 # Written as `--format=csv,noheader,nounits` prints them: index, name, total, used, capability, driver, uuid, free.
 # Totals, capabilities and the reserved share (total - used - free) are those of such cards; uuids are made up.
@@ -139,6 +140,7 @@ def test_no_nvidia_smi_is_no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "exit 0",
         f"printf '0, half a row, {A}'",
         "printf '\\377\\376, x'",
+        f"printf '%s' '{RTX_4090}'; exit 15",
         "kill -9 $$",
     ],
 )
@@ -156,6 +158,41 @@ def test_an_nvidia_smi_that_hangs_is_no_card(nvidia_smi: Fake, monkeypatch: pyte
     monkeypatch.setattr(card, "TIMEOUT", 0.2)
     nvidia_smi.script("exec sleep 60")
     assert cards() == ()
+
+
+@pytest.mark.parametrize("body", ["exec yes", "exec yes >&2", "trap '' PIPE; exec yes"])
+def test_an_nvidia_smi_that_prints_for_ever_is_no_card(nvidia_smi: Fake, body: str) -> None:
+    nvidia_smi.script(body)
+    with pytest.raises(subprocess.SubprocessError, match="without end"):
+        ask(["nvidia-smi"], 30)
+    assert cards() == ()
+
+
+def test_so_much_is_read_of_an_answer_and_no_more(nvidia_smi: Fake) -> None:
+    nvidia_smi.script(f"head -c {card.LARGEST} /dev/zero; echo said >&2; exit 3")
+    answer = ask(["nvidia-smi"], 30)
+    assert (len(answer.out), answer.errors, answer.code) == (card.LARGEST, "said\n", 3)
+    nvidia_smi.script(f"head -c {card.LARGEST + 1} /dev/zero")
+    with pytest.raises(subprocess.SubprocessError):
+        ask(["nvidia-smi"], 30)
+
+
+def test_one_that_has_ended_and_left_its_pipe_to_another_is_not_waited_for(nvidia_smi: Fake) -> None:
+    nvidia_smi.script("sleep 3 & echo $!")
+    with pytest.raises(subprocess.TimeoutExpired):
+        ask(["nvidia-smi"], 0.3)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [f"{'1' * 5000}, x, 1, 1, 8.9, 1.0, {A}, 1", f"0, x, {'1' * 5000}, 1, 8.{'1' * 5000}, 1.0, {A}, {'1' * 5000}"],
+)
+def test_a_number_of_thousands_of_digits_is_none(nvidia_smi: Fake, row: str) -> None:
+    nvidia_smi.says(row, f"{'1' * 5000}, x, 3, {A}\n")
+    assert [(each.total, each.free, each.capability, each.holders) for each in cards()] in (
+        [],
+        [(None, None, None, ())],
+    )
 
 
 # ── the host ──────────────────────────────────────────────────────────────────────────────────────────────────────

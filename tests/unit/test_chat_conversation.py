@@ -144,7 +144,7 @@ def test_settings_that_can_be_set(key: str, value: str, expected: object) -> Non
     [
         ("nothing", "1"), ("", ""), ("steps", ""), ("steps", "0"), ("steps", "4097"), ("steps", "-1"), ("steps", "1.5"),
         ("steps", "²"), ("seed", str(SEEDS)), ("seed", "9" * 10_000), ("max-tokens", "0"), ("stop", '""'),
-        ("thinking", "on"), ("preset", "hasty"), ("preset", "x" * 10_000), ("think-tokens", "1024"),
+        ("thinking", "yes"), ("show-thoughts", "1"), ("preset", "hasty"), ("preset", "x" * 10_000), ("think-tokens", "1024"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot(key: str, value: str) -> None:
@@ -203,6 +203,16 @@ def test_every_setting_is_shown(settings: Settings) -> None:
         ("Hi", Say("Hi")),
         ("  indented\n  code", Say("  indented\n  code")),
         ("//etc is a folder", Say("/etc is a folder")),
+        ("//etc/hosts\n//etc/fstab", Say("/etc/hosts\n//etc/fstab")),
+        ("// a comment\nint x; // of C", Say("// a comment\nint x; // of C")),
+        ("a;\n// a comment", Say("a;\n// a comment")),
+        ("//", Say("//")),
+        ("/// rust", Say("/// rust")),
+        ('"""\n//as it is\n"""', Say("//as it is")),
+        ('"""quoted""" is what?', Say('"""quoted""" is what?')),
+        ('"""a""" or """b"""', Say('"""a""" or """b"""')),
+        ('"""a""""', Say('a"')),
+        ('"""said "so" """', Say('said "so" ')),
         ('"""\n/help\n"""', Say("/help")),
         ('"""a\n\n  b"""', Say("a\n\n  b")),
         ('"""', Say('"""')),
@@ -282,7 +292,11 @@ def completed(text: str) -> list[str]:
     [
         ("/re", ["/retry", "/record"]),
         ("/", [f"/{name}" for name in NAMES]),
-        ("/set s", ["/set steps", "/set seed", "/set stop"]),
+        ("/set s", ["/set steps", "/set seed", "/set stop", "/set show-thoughts"]),
+        ("/set THINKING o", ["/set THINKING on", "/set THINKING off"]),
+        ("/delete a", ["/delete a second"]),
+        ("/show s", ["/show system"]),
+        ("/help un", ["/help undo"]),
         ("/set steps d", ["/set steps default"]),
         ("/set preset ", [f"/set preset {name}" for name in ("fast", "balanced", "quality", "default")]),
         ("/export ", ["/export md", "/export json", "/export html"]),
@@ -314,5 +328,5 @@ def test_where_file_names_are_completed(text: str, part: str | None) -> None:
 
 
 def test_every_command_is_described() -> None:
-    assert len({*NAMES}) == len(COMMANDS) == 20
+    assert len({*NAMES}) == len(COMMANDS) == 21
     assert all(known.does for known in COMMANDS)

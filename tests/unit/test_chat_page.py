@@ -17,7 +17,7 @@ from screens import Sized, Tty
 from dgemma_local.errors import UsageError
 from dgemma_local.ui import clipboard
 from dgemma_local.ui.chat_input import Typed, edited
-from dgemma_local.ui.chat_page import ChatPage, Markdown, inline
+from dgemma_local.ui.chat_page import LONGEST, ChatPage, Markdown, inline
 from dgemma_local.ui.settled import Part
 from dgemma_local.ui.terminal import printable
 
@@ -65,6 +65,8 @@ def styles(line: Text) -> dict[str, str]:
         ("_x_", "x", {"x": "italic"}),
         ("`a*b*c`", "a*b*c", {"a*b*c": "cyan"}),
         ("``a`b``", "a`b", {"a`b": "cyan"}),
+        ("`a``b` c", "a``b c", {"a``b": "cyan"}),  # other runs of ticks end nothing
+        ("`a``", "`a``", {}),
         ("a*b*c", "a*b*c", {}),
         ("2 * 3 * 4", "2 * 3 * 4", {}),
         ("a_b_c __init", "a_b_c __init", {}),
@@ -76,6 +78,27 @@ def styles(line: Text) -> dict[str, str]:
 def test_emphasis(line: str, plain: str, styled: dict[str, str]) -> None:
     found = inline(line)
     assert (found.plain, styles(found)) == (plain, styled)
+
+
+@pytest.mark.parametrize("line", ["`" * LONGEST, " **a" * (LONGEST // 4), " _a" * (LONGEST // 4)])
+def test_signs_without_an_end_are_looked_through(line: str) -> None:
+    """Where every one were tried with every other and every end, this would take minutes."""
+    assert inline(line) == Text(line)
+    (found,) = rendered(f"# {' ' * 9999}{line}")
+    assert found.plain == line.strip()
+
+
+def test_a_line_that_is_too_long_has_no_emphasis() -> None:
+    line = "**a** " + "b" * (LONGEST - 6)
+    assert len(inline(line).spans) == 1 and inline(line + "b") == Text(line + "b")
+
+
+@pytest.mark.parametrize(
+    ("line", "title"), [("# A #", "A"), ("## C#", "C#"), ("# A ## \t", "A"), ("#  A # b ", "A # b"), ("# #", "#")]
+)
+def test_a_heading(line: str, title: str) -> None:
+    (found,) = rendered(line)
+    assert found.plain == title and found.style == "bold underline"
 
 
 LINES = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30), min_size=1, max_size=8)

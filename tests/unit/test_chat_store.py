@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgemma_local.chat import store
-from dgemma_local.chat.conversation import Conversation, with_settings
+from dgemma_local.chat.conversation import SEEDS, Conversation, retried, said, with_settings
 from dgemma_local.chat.export import exported
 from dgemma_local.errors import UsageError
 from dgemma_local.presets import Preset
@@ -212,6 +212,9 @@ def test_a_free_name(tmp_path: Path) -> None:
     assert store.free_name("n", tmp_path) == "n-2"
     store.save(replace(TWO, name="n-2"), tmp_path)
     assert store.free_name("n", tmp_path) == "n-3"
+    assert store.free_name("n-2", tmp_path) == "n-3"  # and not n-2-2: it is one of that row
+    store.save(replace(TWO, name="2026-11-30"), tmp_path)
+    assert store.free_name("2026-11-30", tmp_path) == "2026-11-30-2"  # no 2026-11 is there to be counted on
 
 
 @pytest.mark.parametrize("name", ["x" * 80, "𠮷" * 62])
@@ -234,6 +237,25 @@ def test_what_others_have_written_stays(tmp_path: Path) -> None:
     assert store.kept(mine, theirs, tmp_path).name == "n-4" and (tmp_path / "n.json").read_text() == "{"
     (tmp_path / "n.json").unlink()
     assert store.kept(mine, theirs, tmp_path) == mine == store.load("n", tmp_path)
+
+
+@pytest.mark.parametrize("asked", [1 << 30, SEEDS - 1])
+def test_what_is_read_is_written_and_read_again(asked: int, tmp_path: Path) -> None:
+    store.save(replace(TWO, asked=asked), tmp_path)
+    found = store.load("n", tmp_path)
+    for after in (said(found, TWO.turns[0]), retried(found, replace(TWO.turns[0], outcome="interrupted"))):
+        store.save(after, tmp_path)
+        assert store.load("n", tmp_path) == after and after.asked == (asked + 1) % SEEDS
+
+
+def test_half_a_character_is_none(tmp_path: Path) -> None:
+    turn = asdict(TWO.turns[0])
+    half = {"user": "a\ud83d", "answer": "\udc80", "thought": "\ud83d\ude00"}
+    (tmp_path / "n.json").write_bytes(saved(system="\udcff", turns=[turn | half]))
+    found = store.load("n", tmp_path)
+    assert (found.system, found.turns[0].user, found.turns[0].answer) == ("\ufffd", "a\ufffd", "\ufffd")
+    assert found.turns[0].thought == "\U0001f600"
+    assert store.kept(replace(found, asked=1), found, tmp_path).name == "n"
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -268,7 +290,7 @@ def test_a_file_in_the_folder_s_place_is_no_name_that_is_taken(tmp_path: Path, m
         lambda: store.kept(TWO, None, tmp_path / "chats"),
         lambda: store.renamed(TWO, None, tmp_path / "chats"),
     ):
-        with pytest.raises(FileExistsError):
+        with pytest.raises(NotADirectoryError, match="chats is no folder"):
             attempt()
 
 

@@ -16,7 +16,7 @@ import pytest
 from fake_session import FakeSession
 from typer.testing import CliRunner
 
-from dgemma_local import __version__, cli, registry
+from dgemma_local import __version__, cli, registry, streams
 from dgemma_local.errors import CheckpointError, ConfigError, NumericalError, PromptError, TokenizerError, UnknownModel
 
 TESTS = Path(__file__).parent.parent
@@ -174,6 +174,7 @@ def test_json(session: FakeSession) -> None:
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert lines[0] == {
         "event": "start", "model": "fake", "demo": True, "seed": 7, "max_tokens": 1024, "steps": 8, "canvas_length": 16,
+        "settings": {"entropy_bound": 0.1},
     }  # fmt: skip
     assert [line["event"] for line in lines[1:]] == ["prefilled", *["step_done"] * 4, "canvas_committed", "finished"]
     assert lines[2].keys() == {
@@ -191,6 +192,7 @@ def test_timings_only_when_asked_for(session: FakeSession) -> None:
     assert [json.loads(line).get("seconds") for line in found.stdout.splitlines()] == [None, *[0.25] * 7]
     plain = dgemma("run", "-p", "Hello", "--stats")
     assert plain.stdout == "Hi user\n"
+    assert "sampler   at most 8 steps a canvas, entropy bound 0.1\n" in plain.stderr
     assert "steps     4; p50 250" in plain.stderr and "4 of at most 8 steps\n" in plain.stderr
 
 
@@ -278,7 +280,6 @@ def test_errors_are_two_lines_and_a_code(session: FakeSession, kind: Any) -> Non
     [
         [],
         ["FILE", "-p", "Hello"],
-        ["-p", "Hello", "--json", "--visualize"],
         ["-p", "Hello", "--quiet", "--visualize"],
         ["-p", "Hello", "--quiet", "--stats"],
         ["-p", "Hello", "--slow", "0.3"],
@@ -289,6 +290,13 @@ def test_errors_are_two_lines_and_a_code(session: FakeSession, kind: Any) -> Non
 )
 def test_flags_that_make_no_sense_together(flags: list[str]) -> None:
     error(dgemma("run", *flags), 2)
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_view_has_no_place_in_json() -> None:
+    found = dgemma("run", "-p", "Hello", "--json", "--visualize")
+    assert found.exit_code == 2 and found.stderr.startswith("error: --json and --visualize exclude each other\n")
+    assert json.loads(found.stdout)["exit_code"] == 2
 
 
 @pytest.mark.usefixtures("closed")
@@ -507,12 +515,15 @@ def test_help_for_a_full_disk(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EBADF])
-def test_a_stream_that_fails(session: FakeSession, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_disk_that_fails_is_not_taken_for_the_output(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), "weights")
 
     monkeypatch.setattr(sys.modules["dgemma_local.session"], "open_session", fail)
-    assert os.strerror(number) in error(dgemma("run", "-p", "Hello"), 1)[0]
+    what, _ = error(dgemma("run", "-p", "Hello"), 1)
+    assert what == f"the system refuses: {os.strerror(number)}: weights"
 
 
 def test_a_pipe_that_does_not_block_gets_everything() -> None:
@@ -549,17 +560,18 @@ def test_ctrl_c_while_the_command_line_is_imported(ignored: bool) -> None:
     assert found.stderr == b""
 
 
-def test_ctrl_c_is_pythons_again_once_the_command_line_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_an_exception_once_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from dgemma_local import __main__ as script
 
     seen = []
-    monkeypatch.setattr(cli, "main", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(cli, "main", lambda: seen.append(signal.getsignal(signal.SIGINT)) or dgemma("version"))
+    monkeypatch.setattr(streams, "release", lambda: seen.append(signal.getsignal(signal.SIGINT)))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         script.main()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen == [signal.default_int_handler]
+    assert seen == [streams.leave_early, signal.default_int_handler]
     scripts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"dgemma": "dgemma_local.__main__:main"}
 

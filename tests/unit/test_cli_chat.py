@@ -131,7 +131,7 @@ def test_a_command_that_cannot_be_done_is_said_and_the_chat_goes_on(
 def test_help_fits_a_terminal(session: FakeChat) -> None:
     lines = chat("/help\n").stderr.splitlines()[2:]
     assert max(map(len, lines)) < 80
-    assert [line.split()[0] for line in lines[:20]] == [f"/{name}" for name in NAMES]
+    assert [line.split()[0] for line in lines[: len(NAMES)]] == [f"/{name}" for name in NAMES]
 
 
 def test_the_context_is_counted_as_the_template_writes_it(session: FakeChat) -> None:
@@ -290,6 +290,7 @@ def test_a_turn_that_is_ended_amid_its_answer_is_kept(
         raise error
 
     monkeypatch.setattr("dgemma_local.ui.chat_turn.plain", gone)
+    monkeypatch.setattr("dgemma_local.cli.ours", lambda error: True)
     monkeypatch.setattr("dgemma_local.cli.lost", lambda error: 141)
     assert chat("one\n").exit_code == code
     (turn,) = files(tmp_path)[0]["turns"]

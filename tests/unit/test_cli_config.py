@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from dgemma_local import cli
@@ -129,3 +130,55 @@ def test_a_value_that_a_terminal_cannot_be_trusted_with_is_escaped(
     monkeypatch.setenv("DGEMMA_RUN_SYSTEM", "é\udcff\x9b")
     found = dgemma("config", "run.system")
     assert found.exit_code == 0 and r'"é\udcff\u009b"' in found.stdout
+
+
+def test_what_is_wrong_is_shown_and_ends_no_list(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text('[run]\nmodel = "nope"\njson = true\nvisualize = true\n', encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_RUN_STEPS", "three")
+    monkeypatch.setenv("DGEMMA_RUN_STPES", "3")
+    found = dgemma("config")
+    assert found.exit_code == 0 and '"three"' in found.stdout and "max-tokens" in found.stdout
+    wrong = [line for line in found.stderr.splitlines() if line.startswith("wrong: ")]
+    parts = (
+        ("run.model", "'nope'", str(config)),
+        ("DGEMMA_RUN_STEPS", "integer"),
+        ("run.json", "contradicts", "run.visualize"),
+        ("DGEMMA_RUN_STPES", "sets nothing"),
+    )
+    assert len(wrong) == len(parts)
+    for each in parts:
+        assert any(all(part in line for part in each) for line in wrong), each
+    assert "wrong: run.model" in dgemma("config", "run.model").stderr
+    assert "wrong: " not in dgemma("config", "run.max-tokens").stderr
+    shown = {each["key"]: each for each in json.loads(dgemma("config", "--json").stdout)}
+    assert {key for key, each in shown.items() if "wrong" in each} == {"run.model", "run.steps"}
+
+
+def test_a_model_that_is_here_is_not_wrong(config: Path) -> None:
+    for name in ("demo-text", "auto"):
+        config.write_text(f'[run]\nmodel = "{name}"\n', encoding="utf-8")
+        assert "wrong" not in dgemma("config", "run.model").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "shell", "wanted"),
+    [
+        ("config", "run.think-", "bash", "run.think-tokens"),
+        ("run -m", "my", "bash", r"my\ model"),
+        ("run -m", "my", "zsh", "my model"),
+    ],
+)
+def test_keys_and_names_with_spaces_are_completed(
+    words: str, incomplete: str, shell: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dgemma").mkdir()
+    (tmp_path / "dgemma/models.toml").write_text('["my model"]\nfolder = "x"\n', encoding="utf-8")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("_DGEMMA_COMPLETE", f"complete_{shell}")
+    command: Any = typer.main.get_command(cli.app)
+    name, *before = words.split()
+    context = command.make_context("dgemma", [name], resilient_parsing=True)
+    leaf = command.commands[name]
+    inner = typer.Context(leaf, info_name=name, parent=context)
+    parameter = next(each for each in leaf.params if (before[0] if before else "key") in (*each.opts, each.name))
+    assert [each.value for each in parameter.shell_complete(inner, incomplete)] == [wanted]

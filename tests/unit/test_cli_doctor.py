@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
 
 from dgemma_local import cli, cli_doctor
+from dgemma_local.doctor import Check, Machine, examine
 from dgemma_local.doctor.finding import Level, fail, ok
 from dgemma_local.ui import doctor
 from dgemma_local.ui.terminal import Terminal
@@ -122,6 +123,32 @@ def test_defaults_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(each.level is Level.FAIL and each.cure for each in seen) and len(seen) == 4
     told = " ".join(each.what for each in seen)
     assert all(part in told for part in (str(path), "DGEMMA_RUN_STEPS", "DGEMMA_CHAT_THINK", "DGEMMA_RUN_STEPZ"))
+
+
+def test_a_pipe_as_the_file_of_defaults_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DGEMMA_CONFIG", str(tmp_path / "pipe"))
+    os.mkfifo(tmp_path / "pipe")
+    (seen,) = examine([Check("defaults", lambda _: cli_doctor.defaults(GROUP))], Machine(probe=cast(Any, None)))
+    assert seen.level is Level.FAIL and "is no regular file" in seen.what and "report it" not in (seen.cure or "")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["seed = -1", 'stop = [""]', 'system = ""', 'model = "nope"', "json = true\nvisualize = true", "slow = nan"],
+)
+def test_defaults_that_run_would_refuse(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("DGEMMA_CONFIG", str(path))
+    path.write_text(f"[run]\n{lines}\n", encoding="utf-8")
+    (found,) = cli_doctor.defaults(GROUP)
+    assert found.level is Level.FAIL and f"run.{lines.split()[0]}" in found.what and found.cure
+
+
+def test_defaults_in_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("DGEMMA_CONFIG", str(tmp_path / "pipe"))
+    (found,) = cli_doctor.defaults(GROUP)
+    assert found.level is Level.FAIL and "no regular file" in found.what
 
 
 def test_a_log_and_a_file_that_are_in_the_way_end_no_report(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ class Broken(FakeModel):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize(("at", "where"), [(0, "canvas 0, step 0"), (3, "canvas 1, step 1")])
+@pytest.mark.parametrize(("at", "where"), [(0, "canvas 1, step 1"), (3, "canvas 2, step 2")])
 def test_nan_names_canvas_step_and_layer(value: str, at: int, where: str) -> None:
     model = Broken(LONG)
     model.value, model.at = float(value), at

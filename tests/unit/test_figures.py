@@ -1,13 +1,14 @@
 """The statistics of a run: medians and whole times, no rate over a moment, and what a canvas costs."""
 
+import statistics
+
 import pytest
 from fake_session import LENGTH, spell
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, StepDone
-from dgemma_local.ui.figures import ENOUGH, Counts, Times, lines, quantile
-from dgemma_local.ui.status import SHORTEST_WINDOW
+from dgemma_local.ui.figures import ENOUGH, SHORTEST_WALL, Counts, Times, lines, median, quantile
 
 
 def counts(**others: int) -> Counts:
@@ -80,13 +81,13 @@ def test_few_steps_have_a_slowest_and_no_p95() -> None:
     assert told(many)["steps"].endswith("p50 10.0 ms, p95 10.0 ms")
 
 
-@pytest.mark.parametrize("wall", [0.0, 1e-9, 0.99 * SHORTEST_WINDOW])
+@pytest.mark.parametrize("wall", [0.0, 1e-9, 0.99 * SHORTEST_WALL])
 def test_no_rate_over_a_moment(wall: float) -> None:
     assert "tokens/s" not in "".join(lines(counts(), timed((step(), 0.0)), wall))
 
 
 def test_a_rate_over_long_enough() -> None:
-    assert told(Times(), SHORTEST_WINDOW)["wall"].endswith("2680.0 tokens/s from end to end")
+    assert told(Times(), SHORTEST_WALL)["wall"].endswith("268.0 tokens/s from end to end")
 
 
 def test_a_run_of_nothing() -> None:
@@ -117,3 +118,23 @@ def test_a_quantile_is_the_smallest_value_that_so_many_do_not_exceed(values: lis
     found = quantile(values, share)
     assert found in values and sum(value <= found for value in values) >= share * len(values) - 1e-9
     assert sum(value < found for value in values) <= share * len(values)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=50))
+def test_a_median_has_as_many_below_as_above(values: list[float]) -> None:
+    found = median(values)
+    assert found == pytest.approx(statistics.median(values))
+    assert sum(value < found for value in values) <= len(values) / 2 >= sum(value > found for value in values)
+
+
+def test_two_steps_have_a_median_of_both() -> None:
+    assert told(timed((step(), 0.01), (step(), 0.03)))["steps"].endswith("p50 20.0 ms, slowest 30.0 ms")
+
+
+def test_the_sampler_s_settings_are_told_where_they_are_known() -> None:
+    given = {"preset": "fast", "entropy_bound": 0.1, "confidence": 0.02, "stability": 1, "context": 99, "device": "cpu"}
+    (line,) = [each for each in lines(counts(), Times(), 1.0, given) if each.startswith("sampler")]
+    assert line == (
+        "sampler   at most 48 steps a canvas, preset fast, entropy bound 0.1, mean entropy to stop 0.02, drafts to agree 1"
+    )
+    assert not [each for each in lines(counts(), Times(), 1.0, {"preset": None}) if each.startswith("sampler")]

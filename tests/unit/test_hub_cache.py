@@ -1,6 +1,7 @@
 """The cache that huggingface_hub shares: served without a hub, links, copies held and removed, and where it is."""
 
 import errno
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from fetching import server as server
 from hub_server import COMMIT, Hub, Repository, checkpoint
 
 from dgemma_local import hub
+from dgemma_local.checkpoint import INDEX
 from dgemma_local.hub import cache
 from dgemma_local.registry import Entry
 
@@ -65,6 +67,13 @@ def test_a_copy_that_lacks_a_file_is_not_complete(server: Hub, name: str) -> Non
     assert hub.folder_of(ENTRY) is None
     server.settled().clear()
     assert hub.fetch(ENTRY) == folder == hub.folder_of(ENTRY) and server.sent == 0  # the blob is still there
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(server: Hub) -> None:
+    folder = hub.fetch(ENTRY)
+    (folder / INDEX).unlink()
+    os.mkfifo(folder / INDEX)
+    assert cache.shards(folder) is None and hub.folder_of(ENTRY) is None
 
 
 def test_a_broken_link_is_not_a_file(server: Hub) -> None:

@@ -83,12 +83,68 @@ def test_released_it_is_free_and_ones_own_is_not_another(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"pid": "x", "command": "c", "since": "s", "bytes": 1}', '{"pid": 1}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "[" * 4000,
+        "[" * 100_000,
+        '{"pid": "x", "command": "c", "since": "s", "bytes": 1}',
+        '{"pid": 1}',
+    ],
 )
 def test_what_is_written_beside_it_is_not_trusted(text: str, first: subprocess.Popen[str], cache: Path) -> None:
     (paper,) = cache.rglob("*.json")
     paper.write_text(text, encoding="utf-8")
     assert take(CARD, 1, ["dgemma"]).other is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bytes": -5},
+        {"pid": -1},
+        {"pid": 0},
+        {"pid": 10**30},
+        {"bytes": 10**30},
+        {"bytes": True},
+        {"command": "x" * 4096},
+    ],
+)
+def test_numbers_that_cannot_be_are_not_told(change: Any, first: subprocess.Popen[str], cache: Path) -> None:
+    (paper,) = cache.rglob("*.json")
+    written = json.loads(paper.read_text(encoding="utf-8"))
+    paper.write_text(json.dumps(written | change), encoding="utf-8")
+    assert take(CARD, 1, ["dgemma"]).other is None
+    paper.write_text(json.dumps(written), encoding="utf-8")
+    assert take(CARD, 1, ["dgemma"]).other is not None
+
+
+def test_one_that_runs_no_more_is_not_the_holder(first: subprocess.Popen[str], cache: Path) -> None:
+    """The paper of one that crashed, before the holder has written its own."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (paper,) = cache.rglob("*.json")
+    paper.write_text(json.dumps(json.loads(paper.read_text(encoding="utf-8")) | {"pid": ended.pid}), encoding="utf-8")
+    assert take(CARD, 1, ["dgemma"]).other is None
+
+
+def test_a_pipe_beside_it_is_not_waited_for(first: subprocess.Popen[str], cache: Path) -> None:
+    (paper,) = cache.rglob("*.json")
+    paper.unlink()
+    os.mkfifo(paper)
+    assert take(CARD, 1, ["dgemma"]).other is None
+
+
+def test_a_pipe_where_the_paper_is_made_is_not_waited_for(cache: Path) -> None:
+    take(CARD, 1, ["dgemma"]).release()
+    (paper,) = cache.rglob("*.json")
+    os.mkfifo(paper.with_suffix(f".{os.getpid()}"))
+    hold = take(CARD, 2, ["dgemma"])
+    assert hold.lock is not None and json.loads(paper.read_text(encoding="utf-8"))["bytes"] == 2
+    hold.release()
 
 
 def test_nothing_of_it_reaches_the_terminal_raw(first: subprocess.Popen[str], cache: Path) -> None:

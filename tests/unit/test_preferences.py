@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dgemma_local import cli, cli_page, preferences
+from dgemma_local import cli, cli_page, preferences, toml_file
 from dgemma_local.cli_help import PAGES
-from dgemma_local.errors import ConfigError, UsageError
+from dgemma_local.errors import ConfigError, DgemmaError, UnknownModel, UsageError
 from dgemma_local.fit import AtMost
 from dgemma_local.toml_file import edited, written
 
@@ -201,6 +202,11 @@ BROKEN = {
     '[run]\nslow = "fast"': ("run.slow = 'fast'", "a number"),
     "[run]\nslow = -1": ("run.slow = -1", "greater"),
     '[run]\nview = "gird"': ("run.view = 'gird'", "'grid'"),
+    "[run]\nslow = nan": ("run.slow = nan", "not a number"),
+    "[run]\nseed = -1": ("run.seed = -1", "out of range"),
+    "[bench]\nseed = 0x1_0000_0000_0000_0000": ("bench.seed = 18446744073709551616", "out of range"),
+    '[run]\nsystem = " "': ("run.system = ' '", "blank"),
+    '[run]\nstop = ["a", ""]': ("run.stop = ['a', '']", "empty"),
     '[run]\nstop = "a"': ("run.stop = 'a'", "a list"),
     "[run]\nstop = [1]": ("run.stop = [1]", "a list"),
     '[run]\nmodel = ["a"]': ("run.model", "text"),
@@ -318,6 +324,48 @@ def test_put_says_where_it_cannot_write(tmp_path: Path) -> None:
         preferences.put(KNOWN, tmp_path / "file" / "config.toml", "run.steps", ["9"])
 
 
+@pytest.mark.parametrize("arguments", [("config", "run.steps", "9"), ("config",), ("run", "-p", "Hi"), ("pull", "x")])
+def test_a_pipe_is_neither_waited_for_nor_replaced(arguments: tuple[str, ...], config: Path) -> None:
+    config.unlink()
+    os.mkfifo(config)
+    found = dgemma(*arguments)
+    assert found.exit_code == ConfigError.exit_code and f"{config} cannot be read: it is no regular" in found.stderr
+    assert config.is_fifo() and [*config.parent.iterdir()] == [config]
+    assert dgemma("run", "--help").exit_code == 0
+
+
+def test_a_write_looks_again_at_what_is_there(config: Path) -> None:
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ConfigError, match="cannot be written: it is no regular file"):
+        toml_file.write(config, b"", "set DGEMMA_CONFIG")
+    assert config.is_fifo() and [*config.parent.iterdir()] == [config]
+
+
+def test_a_file_without_end_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toml_file, "LONGEST", 99)
+    config.write_text("#" * 99, encoding="utf-8")
+    assert preferences.read(KNOWN, config) == {}
+    config.write_text("#" * 100, encoding="utf-8")
+    with pytest.raises(ConfigError, match="longer than 99 bytes"):
+        preferences.read(KNOWN, config)
+
+
+def test_a_link_that_leads_nowhere_is_not_an_empty_file(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.unlink()
+    config.symlink_to("none.toml")
+    with pytest.raises(ConfigError, match=r"DGEMMA_CONFIG names .* which is not there"):
+        preferences.read(KNOWN, config)
+    monkeypatch.delenv("DGEMMA_CONFIG")
+    with pytest.raises(ConfigError, match="a link to what is not there"):
+        preferences.read(KNOWN, config)
+    with pytest.raises(ConfigError, match="a link to what is not there"):
+        preferences.put(KNOWN, config, "run.steps", ["9"])
+    assert config.is_symlink() and not config.exists()
+
+
 def test_no_torch_is_imported() -> None:
     assert "torch" not in {*vars(preferences)} | {*vars(cli_page)}
     assert os.environ["DGEMMA_CONFIG"] == os.devnull  # no test reads the defaults of whoever runs it
@@ -371,8 +419,9 @@ def test_a_full_disk_leaves_nothing_behind(config: Path, monkeypatch: pytest.Mon
         ("run.stop", "a\udcffb", "not UTF-8"),
         ("run.system", " ", "blank"),
         ("run.stop", "", "blank"),
+        ("run.slow", "nan", "not a number"),
         ("run.seed", "-1", "out of range"),
-        ("run.seed", str(1 << 64), "out of range"),
+        ("run.seed", str(1 << 64), "from 0 to 18446744073709551615"),
     ],
 )
 def test_what_a_run_would_refuse_is_not_set(key: str, value: str, said: str, config: Path) -> None:
@@ -552,3 +601,101 @@ def test_what_goes_together_is_set(config: Path) -> None:
     config.write_text("[run]\nmax-tokens = 41\njson = false\n", encoding="utf-8")
     for key, value in (("run.think-tokens", "40"), ("run.visualize", "true")):
         assert dgemma("config", key, value).exit_code == 0
+
+
+# Where an error's cause is set
+
+
+class Missing(UnknownModel):
+    """Of a kind that no rule knows."""
+
+
+def refusing(error: Callable[..., DgemmaError]) -> Any:
+    """A command of one option that its error is about."""
+
+    def draw(
+        model: Annotated[str, typer.Option("--model", "-m", envvar="DGEMMA_DRAW_MODEL")] = "",
+        device: Annotated[str, typer.Option("--device", envvar="DGEMMA_DRAW_DEVICE")] = "",
+    ) -> None:
+        if model or device:
+            raise error(model)
+
+    app = typer.Typer()
+    app.command(cls=cli_page.Page)(draw)
+    command: Any = typer.main.get_command(app)
+    command.words = ("draw",)
+    return command
+
+
+def told(command: Any, defaults: dict[str, str], *flags: str) -> tuple[str, str] | None:
+    """The two lines of its error."""
+    try:
+        command.main(flags, standalone_mode=False, default_map=defaults)
+    except DgemmaError as error:
+        return error.what, error.fix
+    return None
+
+
+def test_an_error_of_any_kind_says_where_its_value_is_set(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quoting = refusing(lambda model: Missing(f"no model is called {model!r}", "pick one of: demo"))
+    set_in = f"draw.model is set in {config}"
+    assert told(quoting, {"model": "nope"}) == (f"no model is called 'nope' ({set_in})", "pick one of: demo")
+    assert told(quoting, {"model": "nope"}, "-m", "none") == ("no model is called 'none'", "pick one of: demo")
+    within = refusing(lambda model: ConfigError(f"{model}/config.json is broken", "take another --model"))
+    found = told(within, {"model": "/x"})
+    assert found == (
+        f"/x/config.json is broken ({set_in})",
+        "correct draw.model, or take it out by `dgemma config draw.model --unset`",
+    )
+    assert told(within, {}, "-m", "/x") == ("/x/config.json is broken", "take another --model")
+    monkeypatch.setenv("DGEMMA_DRAW_MODEL", "/y")
+    assert told(within, {"model": "/x"}) == (
+        "/y/config.json is broken (--model is set by DGEMMA_DRAW_MODEL)",
+        "correct DGEMMA_DRAW_MODEL, or unset it",
+    )
+
+
+def test_a_cure_that_names_a_flag_that_was_given_stays(config: Path) -> None:
+    both = refusing(lambda _: ConfigError("--model has no kernels for --device", "take another --device"))
+    found = told(both, {"model": "nope"}, "--device", "cuda")
+    assert found is not None and found[1] == "take another --device" and "draw.model is set in" in found[0]
+
+
+def test_a_cure_that_is_a_command_stays(config: Path) -> None:
+    fetched = refusing(lambda model: Missing(f"{model!r} is not here", "run `dgemma pull --verify nope`"))
+    found = told(fetched, {"model": "nope"})
+    assert found is not None and found[1] == "run `dgemma pull --verify nope`"
+
+
+def test_a_default_gives_way_where_dropping_it_is_the_cure(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cardless = refusing(lambda _: UsageError("torch sees no CUDA device", "drop --device cuda, or install a driver"))
+    assert told(cardless, {"device": "cuda"}) is None
+    monkeypatch.setenv("DGEMMA_DRAW_DEVICE", "cuda")
+    assert told(cardless, {}) is None
+    assert told(cardless, {}, "--device", "cuda") is not None
+
+
+def test_a_variable_of_a_list_holds_one_text_on_each_line(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DGEMMA_RUN_STOP", "a b\n\nc\n")
+    dgemma("run", "-p", "Hi")
+    assert session.asked["stop"] == ["a b", "c"]
+    monkeypatch.setenv("DGEMMA_RUN_STOP", "")
+    dgemma("run", "-p", "Hi")
+    assert not session.asked["stop"]
+
+
+def test_a_whole_number_may_have_a_point(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file as in a variable."""
+    config.write_text("[run]\nsteps = 5.0\n", encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_CHAT_STEPS", "5.0")
+    said = preferences.read(KNOWN, config)
+    standing = preferences.current(KNOWN, said, config)
+    for key in ("run.steps", "chat.steps"):
+        assert standing[key].value == 5 and type(standing[key].value) is int
+
+
+def test_what_a_plan_takes_as_a_default_gives_way_to_what_the_model_has() -> None:
+    for words in ("run", "chat", "bench", "models show"):
+        assert "context" in PAGES[words].at_most, words

@@ -1,6 +1,7 @@
 """The table of models, the user's own over it, and the way from a word on the command line to a folder."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dgemma_local import registry
+from dgemma_local.cli_flags import model_names
 from dgemma_local.errors import ConfigError, UnknownModel
 from dgemma_local.registry import FILES, Entry, find, resolve, table, user_file
 from dgemma_local.ui.models import show_models
@@ -297,3 +299,11 @@ def test_neither_a_name_nor_a_folder(name: str) -> None:
     error = unknown(name)
     assert repr(name) in error.what
     assert error.fix == f"pick one of: {', '.join(NAMES)}; or give a folder"
+
+
+def test_a_table_that_is_a_pipe_is_not_waited_for() -> None:
+    user_file().parent.mkdir(parents=True)
+    os.mkfifo(user_file())
+    with pytest.raises(ConfigError, match="no regular file"):
+        table()
+    assert model_names("demo") == []

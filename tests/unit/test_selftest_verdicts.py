@@ -213,7 +213,11 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, handler)
-    assert notices == told == [f"the kernels' self-test is not remembered: {file} is no regular file"]
+    assert (
+        notices
+        == told
+        == [f"the kernels' self-test is not remembered: {file} cannot be written: it is no regular file"]
+    )
     assert len(runs) == 1 and file.lstat().st_ino == before.st_ino
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 

@@ -7,7 +7,6 @@ The same recording and options give the same bytes.
 """
 
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from rich.cells import cell_len
 
 from dgemma_local.errors import RecordingError, UsageError
 from dgemma_local.events import CanvasCommitted, StepDone
+from dgemma_local.files import replaceable
 from dgemma_local.recording import Recording
 from dgemma_local.states import Draft, Seen, follow
 from dgemma_local.ui.canvas import Row, Vocabulary
@@ -223,15 +223,8 @@ def _refused(path: Path) -> Iterator[None]:
 
 def _target(path: Path) -> Path:
     """The file behind links. Raises RecordingError where something is there that is not one: a device, a pipe, a folder."""
-    real = Path(os.path.realpath(path))
     with _refused(path):
-        try:
-            mode = real.stat().st_mode
-        except FileNotFoundError:
-            return real
-    if not stat.S_ISREG(mode):
-        raise RecordingError(f"{path} cannot be written: it is no regular file", "give another file to --export")
-    return real
+        return replaceable(path)
 
 
 def _replace(path: Path, data: bytes) -> None:
