@@ -12,7 +12,6 @@ from dgemma_local.chat.conversation import MOST_TOKENS, Conversation, with_setti
 from dgemma_local.cli_chat_model import Opened
 from dgemma_local.cli_flags import (
     AUTO,
-    LARGEST_SEED,
     WithDevice,
     WithDtype,
     WithFp8Attention,
@@ -22,6 +21,7 @@ from dgemma_local.cli_flags import (
     WithPreset,
     WithSteps,
     WithStop,
+    WithThinkOrAsBefore,
     WithThinkTokens,
     WithVram,
     check_prefer,
@@ -33,12 +33,21 @@ from dgemma_local.cli_flags import (
 from dgemma_local.errors import UsageError
 from dgemma_local.interrupts import import_torch
 
-WithThinking = Annotated[bool | None, typer.Option("--think", help="Let the model think first.")]  # None: as it was
+
+def saved_names(incomplete: str) -> list[str]:
+    """What a shell may complete a conversation's name to."""
+    from dgemma_local.chat import store
+
+    home = store.home()
+    return [name for name in store.names(home and home / "chats") if name.startswith(incomplete)]
 
 
 def chat(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="With --resume: which one. Default: the latest.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", autocompletion=saved_names, help="With --resume: which one. Default: the latest."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -50,19 +59,14 @@ def chat(
     system: Annotated[str | None, flag("--system", "System turn before it all.")] = None,
     seed: Annotated[
         int | None,
-        flag(
-            "--seed",
-            "Of the first answer; later ones count up. Default: drawn for each, /stats shows it.",
-            min=0,
-            max=LARGEST_SEED,
-        ),
+        flag("--seed", "Of the first answer; later ones count up. Default: drawn for each, /stats shows it."),
     ] = None,
     max_tokens: Annotated[
         int | None, flag("--max-tokens", "Of an answer with its thought. Default: 1024.", max=MOST_TOKENS)
     ] = None,
     steps: WithSteps = None,
     preset: WithPreset = None,
-    think: WithThinking = None,
+    think: WithThinkOrAsBefore = None,
     think_tokens: WithThinkTokens = None,
     show_thinking: Annotated[
         bool | None, flag("--show-thinking", "Thoughts in view, dimmed; else a line says how long they were.")
@@ -182,7 +186,7 @@ def _talk(
     begun: Conversation, saved: Conversation | None, opened: Opened, home: Path | None, *, visualize: bool
 ) -> int:
     """saved: what was gone on with, as its file holds it; None: a new one. Returns the exit code."""
-    from dgemma_local.chat import store
+    from dgemma_local.chat import private, store
     from dgemma_local.registry import table
     from dgemma_local.ui import DEMO
     from dgemma_local.ui.chat import run
@@ -196,7 +200,7 @@ def _talk(
     history = None
     if home is not None and not scripted:
         try:
-            history = store.private_file(home / "history")
+            history = private.file_at(home / "history")
         except OSError as error:
             terminal.say(f"what is typed is not kept: {error.strerror}", style="dim")
     names: Mapping[str, Callable[[], Sequence[str]]] = {

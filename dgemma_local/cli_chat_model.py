@@ -73,6 +73,7 @@ class Opened:
             max_tokens=settings.max_tokens,
             steps=settings.steps or session.steps,
             canvas_length=session.canvas_length,
+            settings=session.settings,
         )
         events = session.answer(
             told,

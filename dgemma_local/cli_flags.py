@@ -73,6 +73,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     "--seed": {"callback": _check_seed, "metavar": "N"},  # with min and max, help would hold twenty digits
     "--max-tokens": {"min": 1, "metavar": "N"},
     "--dtype": {},
+    "--think": {},
     "--context": {"min": 1, "metavar": "N"},
     "--vram": {"min": 0, "max": LARGEST_VRAM, "metavar": "GB"},
     "--show-thinking": {},
@@ -124,7 +125,9 @@ WithPreset = Annotated[
         help="Steps, entropy bound and thresholds by name: fast, balanced (the model's own) or quality. --steps goes before.",
     ),
 ]
-WithThink = Annotated[bool, typer.Option("--think", help="Let the model think first.")]
+_THINK = flag("--think", "Let the model think first.")
+WithThink = Annotated[bool, _THINK]
+WithThinkOrAsBefore = Annotated[bool | None, _THINK]  # None: as the conversation has it
 WithThinkTokens = Annotated[
     int | None,
     typer.Option(

@@ -74,7 +74,7 @@ PAGES: Mapping[str, Help] = {
             "printf 'Spell river.\\n' | dgemma chat -m demo-text",
         ),
         output="the conversation goes to the terminal; where stdin is none, a line is a message and the answers alone go to stdout.",
-        errors=(*_LOADING, PromptError, NumericalError, EmptyAnswer, ThoughtOnly),
+        errors=(*_LOADING, PromptError, NumericalError, EmptyAnswer, ThoughtOnly, RecordingError),
         endings=(TOKEN_LIMIT, NOT_CONVERGED),
         environment="EDITOR for /edit; DGEMMA_OPS, CUDA_VISIBLE_DEVICES, NO_COLOR, TERM and DGEMMA_LOG as of run.",
         panels={

@@ -12,7 +12,6 @@ import typer
 from dgemma_local import logs
 from dgemma_local.cli_flags import (
     AUTO,
-    LARGEST_SEED,
     WithDevice,
     WithDtype,
     WithFp8Attention,
@@ -148,7 +147,6 @@ def run(
 
     Tool calls, the seed, notices, and thoughts with --show-thinking go to stderr; --quiet drops them.
     """
-    _check_seed(seed)
     on_stderr = {
         "--visualize": visualize,
         "--stats": stats and not as_json,
@@ -253,11 +251,6 @@ def run(
     record.require_answer()
     if code := record.verdict.outcome.exit_code:
         raise typer.Exit(code)
-
-
-def _check_seed(seed: int | None) -> None:
-    if seed is not None and not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"the seed {seed} is out of range", f"give a whole number from 0 to {LARGEST_SEED}")
 
 
 def _check_written(on_stderr: Mapping[str, bool], *, as_json: bool, quiet: bool) -> None:

@@ -12,23 +12,18 @@ import errno
 import os
 import re
 import stat
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dgemma_local.chat import document
+from dgemma_local.chat import document, private
 from dgemma_local.chat.conversation import Conversation
 from dgemma_local.errors import UsageError
 
-PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 LARGEST = 64 << 20  # bytes of a file; no conversation has so many
 LONGEST = 80  # characters of a name
 MOST_BYTES = 255 - len(".json")  # of a name in UTF-8: as many as file systems take
-LOCKED = 2.0  # seconds that another chat's save is waited for; it may have been stopped amid it
 _NAME = re.compile(r"\w[\w .-]*")
 _NUMBERED = re.compile(r"(.+)-([1-9][0-9]*)")
 
@@ -59,16 +54,6 @@ def home() -> Path | None:
         except RuntimeError:
             return None
     return folder / "dgemma"
-
-
-def private_file(path: Path) -> Path:
-    """There, and for its owner alone; what it holds already stays. Raises OSError."""
-    _private_folder(path.parent)
-    if path.exists() and not path.is_file():  # a device's mode is everybody's, and a FIFO would be waited for
-        raise OSError(errno.EINVAL, f"{path} is no regular file")
-    os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE))
-    path.chmod(PRIVATE)
-    return path
 
 
 def check_name(name: str) -> str:
@@ -105,7 +90,7 @@ def free_name(wish: str, folder: Path | None) -> str:
 
 def save(conversation: Conversation, folder: Path) -> Path:
     """Writes it, in place of what was saved under its name. Raises OSError; the old file is then still there."""
-    _private_folder(folder)
+    private.folder_at(folder)
     return _written(conversation, folder, os.replace)
 
 
@@ -115,15 +100,15 @@ def kept(conversation: Conversation, before: Conversation | None, folder: Path) 
     Where the file holds something else, that stays, and the conversation gets the first free name behind its own. So it
     is where nothing was saved before. What it holds may be this very conversation, too. Raises OSError.
     """
-    _private_folder(folder)  # here, so that a file that exists is a name that is taken
-    with _alone(folder):
+    private.folder_at(folder)  # here, so that a file that exists is a name that is taken
+    with private.alone(folder):
         if before is not None and before.name == conversation.name and _holds(folder, before, conversation):
             save(conversation, folder)
             return conversation
         while True:
             named = replace(conversation, name=free_name(conversation.name, folder))
             with suppress(FileExistsError):  # somebody has just taken the name
-                _written(named, folder, _placed)
+                _written(named, folder, private.placed)
                 return named
 
 
@@ -136,65 +121,11 @@ def _holds(folder: Path, *conversations: Conversation) -> bool:
     return any(found == document.written(each) for each in conversations)
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other chat saves in this folder meanwhile, where it can be locked."""
-    with ExitStack() as left:
-        with suppress(OSError):
-            _lock(folder, left)
-        yield
-
-
-def _lock(folder: Path, left: ExitStack) -> None:
-    """Raises OSError: it is still another's, or none can be had. left: what gives it back."""
-    if sys.platform == "win32":
-        return
-    import fcntl
-
-    opened = os.open(folder, os.O_RDONLY)
-    left.callback(os.close, opened)
-    end = time.monotonic() + LOCKED
-    while True:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
-def _placed(beside: str, path: Path) -> None:
-    """Gives the file its name. Raises FileExistsError where that is another's."""
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
-        Path(beside).replace(path)
-    else:
-        Path(beside).unlink()
-
-
 def _written(conversation: Conversation, folder: Path, place: Callable[[str, Path], None]) -> Path:
     text = document.written(conversation)
     if len(text) > LARGEST:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    path = _path(folder, conversation.name)
-    handle, beside = tempfile.mkstemp(prefix=".", suffix=".new", dir=folder)  # 0600
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        place(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            Path(beside).unlink()
-        raise
-    _sync(folder)
-    return path
+    return private.written(text, _path(folder, conversation.name), place)
 
 
 def renamed(conversation: Conversation, before: Conversation | None, folder: Path) -> None:
@@ -202,14 +133,22 @@ def renamed(conversation: Conversation, before: Conversation | None, folder: Pat
 
     Raises UsageError where another one has the name, OSError.
     """
-    _private_folder(folder)
-    with _alone(folder):
+    private.folder_at(folder)
+    with private.alone(folder):
         try:
-            _written(conversation, folder, _placed)
+            _written(conversation, folder, private.placed)
         except FileExistsError:
             raise UsageError(f"there is a conversation {conversation.name!r} already", "choose another name") from None
         if before is not None and _holds(folder, before):
             _path(folder, before.name).unlink(missing_ok=True)
+
+
+def forget(name: str, folder: Path) -> None:
+    """Deletes what is saved under a name. Raises UsageError: nothing is, OSError."""
+    try:
+        _path(folder, check_name(name)).unlink()
+    except FileNotFoundError:
+        raise _nothing(name) from None
 
 
 def load(name: str, folder: Path) -> Conversation:
@@ -218,15 +157,17 @@ def load(name: str, folder: Path) -> Conversation:
     try:
         return document.read(_content(path), name)
     except FileNotFoundError:
-        raise UsageError(
-            f"no conversation is called {name!r}", "`dgemma chat --list` shows those that are saved"
-        ) from None
+        raise _nothing(name) from None
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}") from None
     except document.Later as error:
         raise Damaged(f"{path} is from a later dgemma ({_line(error)}) and stays as it is: update this one") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path} is damaged and stays as it is: {_line(error)}") from None
+
+
+def _nothing(name: str) -> UsageError:
+    return UsageError(f"no conversation is called {name!r}", "`dgemma chat --list` shows those that are saved")
 
 
 def _content(path: Path) -> bytes:
@@ -283,23 +224,3 @@ def _fits(name: str) -> bool:
 
 def _path(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
-
-
-def _private_folder(folder: Path) -> None:
-    """There; what of it and of its parent is made here is for the owner alone. Raises OSError, NotADirectoryError too."""
-    modes = {folder.parent.parent: 0o777, folder.parent: PRIVATE_FOLDER, folder: PRIVATE_FOLDER}
-    for each, mode in modes.items():
-        try:
-            each.mkdir(mode=mode, parents=each is folder.parent.parent, exist_ok=True)
-        except FileExistsError:  # a name that is taken is another thing
-            raise NotADirectoryError(errno.ENOTDIR, f"{each} is no folder") from None
-
-
-def _sync(folder: Path) -> None:
-    """The name, too, is on the disk; where a folder cannot be opened, the file is whole all the same."""
-    with suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

@@ -115,11 +115,7 @@ def delete(chat: Chat, argument: str) -> None:
     if name == chat.conversation.name:
         raise UsageError(f"{name} is the conversation at work", "say /clear first, or /load another one")
     try:
-        (chat.folder / f"{name}.json").unlink()
-    except FileNotFoundError:
-        raise UsageError(
-            f"no conversation is called {name!r}", "Tab behind /delete lists those that are saved"
-        ) from None
+        store.forget(name, chat.folder)
     except OSError as error:
         raise UsageError(
             f"{name} cannot be deleted: {error.strerror}", "look at it with `dgemma chat --list`"

@@ -12,7 +12,7 @@ import pytest
 from chats import pairs
 from fake_chat import FakeChat
 
-from dgemma_local.chat import store
+from dgemma_local.chat import private, store
 from dgemma_local.cli_chat_model import Opened
 from dgemma_local.interrupts import Flag, Waiting, noting_ctrl_c, undisturbed
 from dgemma_local.streams import Ended
@@ -220,11 +220,18 @@ def pressing_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Cal
     monkeypatch.setattr(owner, name, pressed)
 
 
-@pytest.mark.parametrize("name", ["_private_folder", "free_name", "_written", "_sync"])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(private, "folder_at"), (store, "free_name"), (store, "_written"), (private, "_sync")]
+)
 def test_ctrl_c_amid_a_save_neither_loses_nor_forks(
-    name: str, fake: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    owner: Any,
+    name: str,
+    fake: FakeChat,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pressing_in(monkeypatch, store, name, press)
+    pressing_in(monkeypatch, owner, name, press)
     assert run(chat_of(tmp_path, "one", "two", "/undo", "three")) == 0
     assert questions(tmp_path) == {"n": ["one", "three"]}
     assert [each.name for each in tmp_path.iterdir()] == ["n.json"]
@@ -235,7 +242,7 @@ def test_ctrl_c_amid_a_new_name_leaves_one_conversation(
     fake: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = chat_of(tmp_path, "one", "/save new", "two")
-    pressing_in(monkeypatch, store, "_sync", press)
+    pressing_in(monkeypatch, private, "_sync", press)
     assert run(chat) == 0 and questions(tmp_path) == {"new": ["one", "two"]}
 
 
@@ -264,7 +271,7 @@ def test_many_ctrl_c_end_one_answer_and_are_not_spoken_of(
     fake: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.answers = (KeyboardInterrupt(), "Hi")
-    pressing_in(monkeypatch, store, "_sync", press)
+    pressing_in(monkeypatch, private, "_sync", press)
     assert run(chat_of(tmp_path, "one")) == 0
     assert ui_chat.LEAVE not in (told := capsys.readouterr().err) and "interrupted" in told
 
@@ -298,7 +305,7 @@ def test_ctrl_c_ends_a_script_that_waits_for_a_line(fake: FakeChat, tmp_path: Pa
 
 
 def test_ctrl_c_ends_a_script_behind_its_save(fake: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pressing_in(monkeypatch, store, "_sync", press)
+    pressing_in(monkeypatch, private, "_sync", press)
     assert run(chat_of(tmp_path, "one", "two", scripted=True)) == 130
     assert questions(tmp_path) == {"n": ["one"]}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chats import pairs
 
-from dgemma_local.chat import store
+from dgemma_local.chat import private, store
 
 TWO = pairs(("a", "b"), ("c", ""))
 
@@ -52,7 +52,7 @@ def test_one_chat_at_a_time_looks_and_writes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_chat_that_stopped_amid_its_save_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOCKED", 0.0)
+    monkeypatch.setattr(private, "LOCKED", 0.0)
     opened = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ from chats import CONVERSATIONS, pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgemma_local.chat import store
+from dgemma_local.chat import private, store
 from dgemma_local.chat.conversation import SEEDS, Conversation, retried, said, with_settings
 from dgemma_local.chat.export import exported
 from dgemma_local.errors import UsageError
@@ -42,7 +42,7 @@ def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> No
         folder = tmp_path / "state" / "dgemma" / "chats"
         path = store.save(TWO, folder)
         store.save(replace(TWO, turns=()), folder)
-        history = store.private_file(folder.parent / "history")
+        history = private.file_at(folder.parent / "history")
     finally:
         os.umask(old)
     assert [each.name for each in folder.iterdir()] == ["n.json"] == [path.name]
@@ -53,7 +53,7 @@ def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> No
 def test_a_history_of_others_becomes_private_and_keeps_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("typed")
     (tmp_path / "history").chmod(0o644)
-    path = store.private_file(tmp_path / "history")
+    path = private.file_at(tmp_path / "history")
     assert path.read_text() == "typed" and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -73,7 +73,7 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 KILLED = """
 import sys
 from pathlib import Path
-from dgemma_local.chat import store
+from dgemma_local.chat import private, store
 from dgemma_local.chat.conversation import Conversation, Turn
 folder, turns = Path(sys.argv[1]), ()
 while True:

@@ -14,7 +14,7 @@ from fake_chat import FakeChat
 from typer.testing import CliRunner
 
 from dgemma_local import cli, cli_chat
-from dgemma_local.chat import store
+from dgemma_local.chat import private, store
 from dgemma_local.chat.conversation import Conversation, Settings, Turn, said
 from dgemma_local.cli_chat_model import Opened
 from dgemma_local.errors import DgemmaError, NumericalError, RecordingError, UsageError
@@ -170,7 +170,7 @@ def test_a_fifo_is_no_conversation_and_nobody_waits_for_it(here: Path) -> None:
 def test_a_history_that_is_a_fifo_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "history", 0o644)
     with pytest.raises(OSError, match="no regular file"):
-        store.private_file(tmp_path / "history")
+        private.file_at(tmp_path / "history")
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o644 & ~_umask()
 
 

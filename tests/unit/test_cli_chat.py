@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dgemma_local import cli, cli_chat
 from dgemma_local.chat import store
 from dgemma_local.chat.commands import NAMES
-from dgemma_local.chat.conversation import Settings
+from dgemma_local.chat.conversation import Conversation, Settings
 from dgemma_local.errors import DoesNotFit, NumericalError, PromptError
 from dgemma_local.ui import chat_input, chat_saved
 from dgemma_local.ui.chat import worst
@@ -313,6 +313,14 @@ def test_a_retry_that_is_torn_leaves_the_whole_answer(
     found = chat("one\n/retry\n")
     assert "the answer before it stays" in found.stderr and found.exit_code in (8, 130)
     assert [(turn["answer"], turn["outcome"]) for turn in files(tmp_path)[0]["turns"]] == [("Hi", "complete")]
+
+
+def test_a_shell_completes_the_names_of_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert cli_chat.saved_names("") == []
+    for name in ("tea", "two words"):
+        store.save(Conversation(name=name, model="m"), tmp_path / "dgemma" / "chats")
+    assert cli_chat.saved_names("t") == ["tea", "two words"] and cli_chat.saved_names("tw") == ["two words"]
 
 
 def test_what_is_saved_is_listed_without_torch_and_without_a_line_editor(tmp_path: Path) -> None:
