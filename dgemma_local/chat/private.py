@@ -32,7 +32,7 @@ def folder_at(folder: Path) -> None:
     modes = {folder.parent.parent: 0o777, folder.parent: FOLDER, folder: FOLDER}
     for each, mode in modes.items():
         try:
-            each.mkdir(mode=mode, parents=each is folder.parent.parent, exist_ok=True)
+            each.mkdir(mode=mode, parents=each == folder.parent.parent, exist_ok=True)
         except FileExistsError:  # a name that is taken is another thing
             raise NotADirectoryError(errno.ENOTDIR, f"{each} is no folder") from None
 

@@ -282,6 +282,14 @@ def test_a_name_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
 
 
+def test_a_home_in_which_nothing_is_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "somebody"))
+    home = store.home()
+    assert home == tmp_path / "somebody" / ".local" / "state" / "dgemma"
+    assert store.kept(TWO, None, home / "chats") == TWO == store.load("n", home / "chats")
+
+
 def test_a_file_in_the_folder_s_place_is_no_name_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said, once: no other name is tried, and nobody is told that another conversation had this one."""
     (tmp_path / "chats").write_text("")
