@@ -82,6 +82,8 @@ class Ended(Protocol):
     def text(self) -> Mapping[str, str]: ...
     @property
     def thinking(self) -> bool: ...
+    @property
+    def thought_tokens(self) -> int: ...
 
 
 class Verdict(NamedTuple):
@@ -147,7 +149,7 @@ def _without_answer(record: Ended, finished: Finished) -> Verdict:
                 if record.thinking
                 else (f"raise --max-tokens, or {cure}")
             )
-        what = f"all {len(finished.tokens)} tokens went into the thought, none into an answer"
+        what = f"all that came is a thought of {_count(record.thought_tokens, 'token')}, and no answer"
         return Verdict(Outcome.THOUGHT_ONLY, what, cure)
     if finished.reason in ("budget", "context"):
         return _cut(record, finished, "nothing of it is for a reader")

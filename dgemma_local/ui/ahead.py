@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dgemma_local.interrupts import Flag
 from dgemma_local.ui.keys import paste_marks
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.input.base import Input
 
 AGAIN = 0.05  # seconds until it is looked again whether the terminal is ours
+_PASTED = "\x1b[201~"  # what a terminal sends behind a paste
 SOON = 0.001  # the same when there was no whole key: amid a paste, or when the terminal has gone
 
 
@@ -31,7 +32,8 @@ def typed_ahead(source: "Input") -> Iterator[None]:
         return
     import termios
 
-    with modes(source.fileno(), termios.ECHO | termios.ICANON, *paste_marks()), _read(source):
+    flags = termios.ECHO | termios.ICANON
+    with modes(source.fileno(), flags, *paste_marks(), untouched=True), _read(source):
         yield
 
 
@@ -39,13 +41,22 @@ def typed_ahead(source: "Input") -> Iterator[None]:
 def _read(source: "Input") -> Iterator[None]:
     from prompt_toolkit.input.typeahead import store_typeahead
 
-    terminal, paused = source.fileno(), Flag()
+    terminal, paused, again = source.fileno(), Flag(), Flag()
+
+    def resume() -> None:
+        if paused.is_set():  # every frame asks
+            again.set()
+            paused.clear()
+
     ended, end = os.pipe()
 
     def read() -> None:
         while not source.closed and ended not in (ready := select.select([terminal, ended], [], [])[0]):
             if paused.is_set() or not foreground(terminal):  # what is typed is for another
                 select.select([ended], [], [], AGAIN)
+            elif again.is_set():
+                again.clear()
+                _end_paste(source)
             elif terminal in ready and (keys := source.read_keys()):
                 store_typeahead(source, keys)
             else:
@@ -53,7 +64,7 @@ def _read(source: "Input") -> Iterator[None]:
 
     thread = threading.Thread(target=read, daemon=True)
     try:
-        with pausable(paused.set, paused.clear):
+        with pausable(paused.set, resume):
             thread.start()
             yield
     finally:
@@ -61,3 +72,12 @@ def _read(source: "Input") -> Iterator[None]:
         if thread.is_alive():  # Ctrl-C may have come before it began
             thread.join()
         os.close(ended)
+        if again.is_set():
+            _end_paste(source)
+
+
+def _end_paste(source: "Input") -> None:
+    """Of one that was broken off while the terminal was another's, the rest went there, and its end mark with it."""
+    parser: Any = getattr(source, "vt100_parser", None)
+    if getattr(parser, "_in_bracketed_paste", False):
+        parser.feed(_PASTED)

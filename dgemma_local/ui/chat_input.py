@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from dgemma_local.chat.commands import BLOCK, Lines, complete, file_part, open_block
 from dgemma_local.errors import DgemmaError, PromptError, UsageError
+from dgemma_local.interrupts import Waiting
 from dgemma_local.streams import say
 from dgemma_local.ui.ahead import typed_ahead
 from dgemma_local.ui.pause import given_back
@@ -265,8 +267,9 @@ def edited(text: str) -> str:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        with given_back():
+        with Waiting(signal.SIGINT) as signals, given_back():  # Ctrl-C is the editor's
             code = subprocess.run([*found, name], check=False).returncode
+            signals.forget(signal.SIGINT)
         if code:
             raise UsageError(f"{found[0]} ended with {code}", "what was typed is dropped; set VISUAL or EDITOR")
         return path.read_text(encoding="utf-8").removesuffix("\n")

@@ -18,7 +18,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import IO, Any
 
+from dgemma_local.interrupts import Flag
+
 _held: list[tuple[Callable[[], None], Callable[[], None]]] = []  # how to leave and to enter, in the order they came
+_lent = Flag()  # while `given_back`
 
 
 @contextmanager
@@ -35,12 +38,17 @@ def pausable(leave: Callable[[], None], enter: Callable[[], None] = lambda: None
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """The terminal as it was before all that holds it now."""
+    """The terminal as it was before all that holds it now; whoever has it may be stopped with us, and goes on with it."""
+    if _lent.is_set():
+        yield
+        return
     for leave, _ in reversed(_held):
         leave()
+    _lent.set()
     try:
         yield
     finally:
+        _lent.clear()
         for _, enter in _held:
             enter()
 
@@ -48,7 +56,7 @@ def given_back() -> Iterator[None]:
 def front(stream: IO[str]) -> bool:
     """False while another has the terminal. A stream that is none is always ours."""
     with suppress(OSError, ValueError):  # ValueError: it has no file descriptor
-        if not foreground(stream.fileno()):
+        if _lent.is_set() or not foreground(stream.fileno()):
             return False
     for _, enter in _held:
         enter()
@@ -66,13 +74,13 @@ def foreground(fd: int) -> bool:
 
 
 @contextmanager
-def modes(fd: int, off: int, on: bytes = b"", back: bytes = b"") -> Iterator[None]:
+def modes(fd: int, off: int, on: bytes = b"", back: bytes = b"", *, untouched: bool = False) -> Iterator[None]:
     """Turns local modes (`off`: flags of termios) of a terminal off; the signals of Ctrl-C and Ctrl-Z stay.
 
-    on, back: written after that, and after it is undone. Nothing is done that a terminal refuses, or while it is
-    another's.
+    on, back: written after that, and after it is undone. untouched: what is typed comes as it is, Enter as a carriage
+    return, and none of it is dropped for a signal. Nothing is done that a terminal refuses, or while it is another's.
     """
-    kept = _Modes(os.dup(fd), off, on, back)  # a stream may be silenced meanwhile
+    kept = _Modes(os.dup(fd), off, on, back, untouched=untouched)  # a stream may be silenced meanwhile
     try:
         with pausable(kept.leave, kept.enter):
             kept.enter()
@@ -85,35 +93,40 @@ def modes(fd: int, off: int, on: bytes = b"", back: bytes = b"") -> Iterator[Non
 class _Modes:
     """What it takes it gives back, and no more: whoever came before may leave before, where `fg` let them in late."""
 
-    def __init__(self, fd: int, off: int, on: bytes, back: bytes) -> None:
-        self.fd, self._off, self._on, self._back = fd, off, on, back
-        self._taken: tuple[int, Any, Any] | None = None  # flags, VMIN, VTIME, while it is entered
+    def __init__(self, fd: int, off: int, on: bytes, back: bytes, *, untouched: bool = False) -> None:
+        self.fd, self._off, self._on, self._back, self._untouched = fd, off, on, back, untouched
+        self._before: list[Any] | None = None  # while it is entered
 
     def enter(self) -> None:
         import termios
 
-        if self._taken is not None or not foreground(self.fd):
+        if self._before is not None or not foreground(self.fd):
             return
         with suppress(OSError, termios.error):
+            self._before = termios.tcgetattr(self.fd)
             now = termios.tcgetattr(self.fd)
-            signs = now[6]
-            self._taken = now[3] & self._off, signs[termios.VMIN], signs[termios.VTIME]
             now[3] &= ~self._off
+            if self._untouched:
+                now[0] &= ~termios.ICRNL
+                now[3] |= termios.NOFLSH
             if self._off & termios.ICANON:
-                signs[termios.VMIN], signs[termios.VTIME] = 1, 0
+                now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
             termios.tcsetattr(self.fd, termios.TCSANOW, now)  # not TCSADRAIN: the terminal may be held
             self._say(self._on)
 
     def leave(self) -> None:
         import termios
 
-        taken, self._taken = self._taken, None
-        if taken is not None and foreground(self.fd):
+        before, self._before = self._before, None
+        if before is not None and foreground(self.fd):
             with suppress(OSError, termios.error):
                 now = termios.tcgetattr(self.fd)
-                now[3] |= taken[0]
-                if taken[0] & termios.ICANON:
-                    now[6][termios.VMIN], now[6][termios.VTIME] = taken[1:]
+                now[3] |= before[3] & self._off
+                if self._untouched:
+                    now[0] |= before[0] & termios.ICRNL
+                    now[3] &= before[3] | ~termios.NOFLSH
+                if before[3] & self._off & termios.ICANON:
+                    now[6][termios.VMIN], now[6][termios.VTIME] = before[6][termios.VMIN], before[6][termios.VTIME]
                 termios.tcsetattr(self.fd, termios.TCSANOW, now)
                 self._say(self._back)
 

@@ -28,7 +28,7 @@ from dgemma_local.errors import PromptError, UsageError
 from dgemma_local.ui import chat, chat_input
 from dgemma_local.ui.chat_input import LONGEST_KEPT, Piped, Typed, ahead, edited
 from dgemma_local.ui.chat_turn import Chat
-from dgemma_local.ui.pause import given_back
+from dgemma_local.ui.pause import front, given_back
 from dgemma_local.ui.terminal import stderr
 
 TESTS = Path(__file__).parent.parent
@@ -171,7 +171,7 @@ def test_a_paste_meanwhile_is_one_message(keyboard: Keyboard, came: threading.Ev
     text = "line of a paste\n" * 500
     with ahead(keyboard.typed):
         keyboard.press(b"a\x1b[200~" + text.encode())
-        assert came.wait(PATIENCE)
+        assert came.wait(PATIENCE) and front(io.StringIO())  # as every frame asks
     keyboard.press(b"end\x1b[201~\r")
     assert keyboard.typed.read() == f"a{text}end"
 
@@ -192,6 +192,36 @@ def test_ctrl_d_typed_ahead_leaves(keyboard: Keyboard, came: threading.Event) ->
         assert came.wait(PATIENCE)
     keyboard.press(b"not this\r")
     assert keyboard.typed.read() is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (b"one\x1b\rtwo\r", "one\ntwo"),  # Alt-Enter
+        (b"\x1b[200~one\r\ntwo\x1b[201~\r", "one\ntwo"),
+        (b"\x1b[200~" + b"x" * 3000 + b"\x1b[201~\x03\r", "x" * 3000),  # Ctrl-C right behind a paste
+    ],
+)
+def test_keys_typed_meanwhile_are_those_of_the_prompt(keyboard: Keyboard, typed: bytes, message: str) -> None:
+    with ahead(keyboard.typed):
+        assert termios.tcgetattr(keyboard.slave)[3] & termios.NOFLSH
+        keyboard.press(typed)
+    assert not termios.tcgetattr(keyboard.slave)[3] & termios.NOFLSH
+    assert keyboard.typed.read() == message
+
+
+def test_a_paste_that_another_program_broke_off_ends(keyboard: Keyboard) -> None:
+    """Else the prompt would wait for its end mark, which went elsewhere."""
+    parser, deadline = keyboard.typed._session.input.vt100_parser, time.monotonic() + PATIENCE
+    with ahead(keyboard.typed):
+        keyboard.press(b"\x1b[200~half")
+        while getattr(parser, "_paste_buffer", "") != "half":
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        with given_back():
+            pass
+        keyboard.press(b" and more\r")
+    assert keyboard.typed.read() == "half and more"
 
 
 def test_the_terminal_marks_pastes_meanwhile(keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +254,17 @@ def test_an_editor_gets_the_terminal_as_it_was(keyboard: Keyboard, monkeypatch: 
         assert edited("text") == "text"
         assert not keyboard.modes()
     assert found == [LOCAL, b"x\n"]
+
+
+def test_ctrl_c_in_an_editor_is_the_editor_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(words: list[str], check: bool) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        Path(words[-1]).write_text("kept", encoding="utf-8")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setenv("VISUAL", "editor")
+    monkeypatch.setattr(chat_input.subprocess, "run", run)
+    assert edited("text") == "kept"
 
 
 def test_nothing_is_held_that_is_no_terminal() -> None:

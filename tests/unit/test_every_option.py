@@ -260,6 +260,12 @@ def test_arguments_too() -> None:
     assert called("chat", "name") == (2, {})
 
 
+@pytest.mark.parametrize("option", ["--no-think", "--no-show-thinking", *sorted(set(CHAT) - {"--list"})])
+def test_beside_list_it_is_refused(option: str) -> None:
+    given = CHAT[option].given if option in CHAT else option
+    assert called("chat", "--list", *given.split()) == (2, {})
+
+
 # ── beside what leaves nothing for them ───────────────────────────────────────────────────────────────────────────
 
 

@@ -103,13 +103,13 @@ ENDINGS: list[tuple[Outcome, list[Says], dict[str, Any], str]] = [
         Outcome.THOUGHT_ONLY,
         [says(f"{THOUGHT}Hi<turn|>")],
         {},
-        "all 4 tokens went into the thought, none into an answer; give another --seed",
+        "all that came is a thought of 4 tokens, and no answer; give another --seed",
     ),
     (
         Outcome.THOUGHT_ONLY,
         [says(f"{THOUGHT}Hi Hi"), says("Hi Hi Hi")],
         {"max_tokens": 32, "thinking": True},
-        "all 32 tokens went into the thought, none into an answer; "
+        "all that came is a thought of 32 tokens, and no answer; "
         "raise --max-tokens, bound the thought (--think-tokens), or leave --think out",
     ),
     (

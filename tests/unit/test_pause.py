@@ -57,3 +57,23 @@ def test_a_terminal_that_becomes_ours_between_two_of_them(terminal: int, monkeyp
             assert pause.front(stream)
         assert not state(terminal)[0] & BOTH
     assert state(terminal) == before and not answers
+
+
+def test_while_it_is_lent_nobody_takes_it_back(terminal: int) -> None:
+    """An editor that is stopped and goes on still has it."""
+    before = state(terminal)
+    with pause.modes(terminal, BOTH), open(os.dup(terminal)) as stream:  # noqa: PTH123 - a descriptor
+        with pause.given_back():
+            with pause.given_back():
+                pass
+            assert state(terminal) == before and not pause.front(stream) and state(terminal) == before
+        assert not state(terminal)[0] & BOTH and pause.front(stream)
+    assert state(terminal) == before
+
+
+def test_what_comes_untouched_is_so_only_meanwhile(terminal: int) -> None:
+    before = termios.tcgetattr(terminal)
+    with pause.modes(terminal, BOTH, untouched=True):
+        now = termios.tcgetattr(terminal)
+        assert now[3] & termios.NOFLSH and not now[0] & termios.ICRNL and before[0] & termios.ICRNL
+    assert termios.tcgetattr(terminal) == before
