@@ -1,17 +1,23 @@
-"""`dgemma`, and `python -m dgemma_local`: Ctrl-C ends it without a traceback, imports included."""
+"""`dgemma`, and `python -m dgemma_local`: a signal ends it without a traceback, imports included."""
 
 import signal
 
 
 def main() -> None:
     """The console script."""
-    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job ignores it
-    if handled:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from dgemma_local.streams import leave_early, release
+    default = (signal.default_int_handler, signal.SIG_DFL)  # a background job ignores Ctrl-C, nohup SIGHUP
+    handled = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+        if signal.getsignal(number) in default
+    ]
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)
+    from dgemma_local.interrupts import leave_early
+    from dgemma_local.streams import release
 
-    if handled:
-        signal.signal(signal.SIGINT, leave_early)
+    for number in handled:
+        signal.signal(number, leave_early)
     from dgemma_local import cli
 
     try:

@@ -153,6 +153,7 @@ class StopSearch:
         """strings: empty ones never stop. open_channel: of the prompt, as for `AnswerDecoder`."""
         self._tokenizer, self._open_channel = tokenizer, open_channel
         self._strings = [string for string in strings if string]
+        self.rest = ""  # text between the whole tokens that stand before the string found and that string
         self._begin()
 
     def _begin(self) -> None:
@@ -161,7 +162,10 @@ class StopSearch:
         self._start = 0  # of the run of text at the end
 
     def __call__(self, tokens: Sequence[int]) -> int | None:
-        """How many tokens stand before the first stop string, whole ones; None: there is none."""
+        """How many tokens stand before the first stop string, whole ones; None: there is none.
+
+        What else stands before it, in the token it begins in, is `rest`.
+        """
         if not self._strings:
             return None
         if self._read != [*tokens[: len(self._read)]]:  # the first canvas began anew
@@ -187,4 +191,5 @@ class StopSearch:
             return None
         while end > start and len(self._tokenizer.decode(tokens[start:end])) > first:
             end -= 1
+        self.rest = text[len(self._tokenizer.decode(tokens[start:end])) : first]
         return end

@@ -17,14 +17,13 @@ from dgemma_local.cli_config import completion, config
 from dgemma_local.cli_doctor import doctor
 from dgemma_local.cli_help import PAGES
 from dgemma_local.cli_models import app_models, pull
-from dgemma_local.cli_page import Page, dress
+from dgemma_local.cli_page import JSON, Page, dress
 from dgemma_local.cli_replay import replay
 from dgemma_local.cli_run import end_in_json, json_asked, run
 from dgemma_local.errors import INTERRUPTED, OTHER_WORDS, DgemmaError, DoesNotFit, UsageError, kinds
-from dgemma_local.streams import Ended, begun, lost, ours, prepare, say
+from dgemma_local.streams import Ended, begun, ending, lost, ours, prepare, say
 
 LONGEST_LINE = 400  # characters of an error
-JSON = "dgemma.json"  # in a context's meta: whether --json is asked of `run`
 LOGGED = frozenset({"run", "chat", "bench"})  # commands that write to DGEMMA_LOG; the others do without it
 
 
@@ -70,9 +69,11 @@ class Commands(TyperGroup):
         except DgemmaError as error:
             raise self._failed(ctx, error) from None
         except KeyboardInterrupt as error:
+            ending()
             say("interrupted")
             raise self._ended(ctx, error, INTERRUPTED) from None
         except Ended as error:
+            ending()
             raise self._ended(ctx, error, error.exit_code) from None
         except MemoryError:
             raise self._failed(ctx, DoesNotFit("memory ran out", "end what else holds it, or ask for less")) from None

@@ -27,6 +27,7 @@ from dgemma_local.cli_flags import (
     check_prefer,
     check_stop,
     check_think_tokens,
+    completions,
     flag,
     wishes,
 )
@@ -39,7 +40,7 @@ def saved_names(incomplete: str) -> list[str]:
     from dgemma_local.chat import store
 
     home = store.home()
-    return [name for name in store.names(home and home / "chats") if name.startswith(incomplete)]
+    return completions(store.names(home and home / "chats"), incomplete)
 
 
 def chat(

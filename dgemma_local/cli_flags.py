@@ -7,7 +7,7 @@ wishes   what of them concerns the model
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,16 +26,18 @@ LARGEST_VRAM = 10_000  # GB; inf is no budget
 
 
 def model_names(incomplete: str) -> list[str]:
-    """What a shell may complete a model's name to. A table that is broken completes nothing.
-
-    Bash inserts it as it is; the other shells quote what they insert.
-    """
+    """What a shell may complete a model's name to. A table that is broken completes nothing."""
     from dgemma_local.registry import RESERVED, table
 
     try:
-        found = [name for name in (*table(), *RESERVED) if name.startswith(incomplete)]
+        return completions((*table(), *RESERVED), incomplete)
     except DgemmaError:
         return []
+
+
+def completions(names: Iterable[str], incomplete: str) -> list[str]:
+    """Those that begin so, as the shell wants them: bash inserts them as they are, the others quote what they insert."""
+    found = [name for name in names if name.startswith(incomplete)]
     bash = os.environ.get("_DGEMMA_COMPLETE") == "complete_bash"
     return [re.sub(r"[^\w@%+=:,./-]", r"\\\g<0>", name) for name in found] if bash else found
 

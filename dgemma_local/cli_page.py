@@ -19,10 +19,12 @@ import typer
 from typer.core import TyperCommand
 
 from dgemma_local.errors import BROKEN_PIPE, INTERRUPTED, OTHER_WORDS, DgemmaError, UsageError
+from dgemma_local.logs import log
 from dgemma_local.preferences import WITHOUT, file, leaves, options, variable
 from dgemma_local.toml_file import written
 
 WIDEST = 100  # cells of a line of prose
+JSON = "dgemma.json"  # in a context's meta, for `run` alone: whether its --json counts
 _RANK = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # click's names of where a value comes from
 _FLAG = _RANK.index("COMMANDLINE")
 _ABOUT_A_FLAG = re.compile(r"(?<![\w-])--?[a-z]")
@@ -34,8 +36,8 @@ class Help:
 
     exclusive: pairs of parameters of which the one from the weaker source gives way; both from one source stay, for the
     command to refuse. needs: a parameter that does nothing without one of those others: as a default it is idle then.
-    terminal: parameters that are idle, as a default, where stderr is none. less: pairs of numbers, the first below the
-    second. at_most: numbers that, as a default, are what there is where there is less (`fit.AtMost`). Whatever else the command refuses beside a flag gives way to it, too: its own error says what (`_yielding`).
+    terminal: parameters that are idle, as a default, where stderr is none and no flag needs them.
+    less: pairs of numbers, the first below the second. at_most: numbers that, as a default, are what there is where there is less (`fit.AtMost`). Whatever else the command refuses beside a flag gives way to it, too: its own error says what (`_yielding`).
     """
 
     examples: Sequence[str]
@@ -88,6 +90,8 @@ class Page(TyperCommand):
                 if ctx.params[parameter] is not None and _rank(ctx, parameter) < _FLAG:
                     ctx.params[parameter] = _at_most(ctx.params[parameter])
         while True:
+            if JSON in ctx.meta:
+                ctx.meta[JSON] = ctx.params["as_json"]  # which may have given way
             try:
                 return super().invoke(ctx)
             except DgemmaError as error:
@@ -95,8 +99,10 @@ class Page(TyperCommand):
                 if not yielding:
                     _tell_origin(self, ctx, error)
                     raise
-            for parameter in yielding:
-                ctx.params[parameter] = _built_in(self, parameter)
+            for parameter, name in options(self):
+                if parameter.name in yielding:
+                    log.info("%-9s without --%s, a default that gives way", "again", name)
+                    ctx.params[parameter.name] = _built_in(self, parameter.name)
 
 
 def _at_most(number: int) -> int:
@@ -108,9 +114,13 @@ def _at_most(number: int) -> int:
 def _named(command: Any, error: DgemmaError) -> Iterable[tuple[Any, str]]:
     """The options that an error is about: it names them, or dropping one is its cure."""
     for parameter, name in options(command):
-        flag = rf"(?<![\w-])--{re.escape(name)}(?![\w-])"
-        if re.search(flag, error.what) or re.search(rf"\bdrop {flag}", error.fix):
+        if _names(error.what, name) or _names(error.fix, name, before=r"\bdrop "):
             yield parameter, name
+
+
+def _names(text: str, name: str, *, before: str = "") -> bool:
+    """Whether a text has --name in it, behind what the pattern `before` finds."""
+    return re.search(rf"{before}(?<![\w-])--{re.escape(name)}(?![\w-])", text) is not None
 
 
 def _rank(ctx: Any, parameter: str) -> int:
@@ -135,28 +145,37 @@ def _yielding(command: Any, ctx: Any, error: UsageError) -> Sequence[str]:
 
 def _tell_origin(command: Any, ctx: Any, error: DgemmaError) -> None:
     """Adds to an error where what it is about is set, if not on the command line; and a cure for there, if its own
-    names a flag that nobody gave.
+    names a flag that nobody gave. Where its cure alone names an option, that is to be given, and stays.
     """
     about = {parameter.name: (parameter, name) for parameter, name in _named(command, error)}
     about |= {
         each.name: (each, name) for each, name in options(command) if _quotes(error.what, ctx.params.get(each.name))
     }
-    origins: list[str] = []
-    cures: list[str] = []
-    for parameter, name in about.values():
-        key = ".".join((*command.words, name))
-        if _rank(ctx, parameter.name) == _RANK.index("DEFAULT_MAP"):
-            origins.append(f"{key} is set in {file()}")
-            cures.append(f"correct {key}, or take it out by `dgemma config {key} --unset`")
-        elif _rank(ctx, parameter.name) == _RANK.index("ENVIRONMENT"):
-            origins.append(f"--{name} is set by {parameter.envvar}")
-            cures.append(f"correct {parameter.envvar}, or unset it")
+    fix = re.sub("`[^`]*`", "", error.fix)  # without whole commands
+    to_give = {
+        each.name: (each, name)
+        for each, name in options(command)
+        if _names(fix, name) and ctx.params[each.name] != _built_in(command, each.name)
+    }
+    found = {each: _origin(command, ctx, *option) for each, option in (about | to_give).items()}
+    origins = [told[0] for told in found.values() if told]
+    cures = [told[1] for each, told in found.items() if told and each in about]
     if not origins:
         return
     error.what += f" ({'; '.join(origins)})"
     given = any(_rank(ctx, parameter) == _FLAG for parameter in about)
-    if not given and _ABOUT_A_FLAG.search(re.sub("`[^`]*`", "", error.fix)):
+    if cures and not given and _ABOUT_A_FLAG.search(fix):
         error.fix = "; or ".join(cures)
+
+
+def _origin(command: Any, ctx: Any, parameter: Any, name: str) -> tuple[str, str] | None:
+    """Where a default is set, and a cure for there; None: a flag, or built in."""
+    key = ".".join((*command.words, name))
+    if _rank(ctx, parameter.name) == _RANK.index("DEFAULT_MAP"):
+        return f"{key} is set in {file()}", f"correct {key}, or take it out by `dgemma config {key} --unset`"
+    if _rank(ctx, parameter.name) == _RANK.index("ENVIRONMENT"):
+        return f"--{name} is set by {parameter.envvar}", f"correct {parameter.envvar}, or unset it"
+    return None
 
 
 def _quotes(what: str, value: object) -> bool:
@@ -165,13 +184,18 @@ def _quotes(what: str, value: object) -> bool:
 
 
 def _idle(ctx: Any, page: Help) -> Iterable[str]:
-    rank = partial(_rank, ctx)
+    """The defaults that are: a default that a flag needs is as firm as that flag."""
     dropped: set[str] = set()
+    needed: set[str] = set()
+
+    def rank(parameter: str) -> int:
+        return _FLAG if parameter in needed else _rank(ctx, parameter)
 
     def given(parameter: str) -> bool:
         return parameter not in dropped and rank(parameter) > 0 and ctx.params[parameter] not in (None, False, [], ())
 
     drawn = sys.stderr is not None and sys.stderr.isatty()
+    needed |= {each for flag, others in page.needs.items() if given(flag) and rank(flag) == _FLAG for each in others}
     dropped |= {each for each in page.terminal if given(each) and rank(each) < _FLAG and not drawn}
     for one, other in page.exclusive:
         if given(one) and given(other) and rank(one) != rank(other):

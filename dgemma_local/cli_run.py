@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dgemma_local import logs
+from dgemma_local import logs, preferences
 from dgemma_local.cli_flags import (
     AUTO,
     WithDevice,
@@ -36,6 +36,8 @@ from dgemma_local.errors import EmptyAnswer, RecordingError, ThoughtOnly, UsageE
 from dgemma_local.interrupts import import_torch
 from dgemma_local.streams import lost, say
 
+PROMPT = "dgemma.prompt"  # in a context's meta: what was read
+
 
 def json_asked(command: Any, arguments: Sequence[str], ctx: Any) -> bool:
     """Whether --json is asked of `run` by a flag, a variable or the defaults, where its own function may never be called."""
@@ -51,8 +53,9 @@ def json_asked(command: Any, arguments: Sequence[str], ctx: Any) -> bool:
     if asked is not None:
         return asked
     variable = options["--json"].value_from_envvar(ctx)
-    value = (ctx.default_map or {}).get("run", {}).get("as_json", False) if variable is None else variable
-    return str(value).lower() in ("1", "true", "t", "yes", "y", "on")
+    if variable is None:
+        return preferences.as_written("run.json") is True  # in a file that is refused for another line, too
+    return variable.lower() in ("1", "true", "t", "yes", "y", "on")
 
 
 def end_in_json(error: BaseException, code: int) -> int:
@@ -69,6 +72,7 @@ def end_in_json(error: BaseException, code: int) -> int:
 
 
 def run(
+    ctx: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Prompt file in UTF-8; - is stdin.")] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt itself.")] = None,
     system: Annotated[str | None, flag("--system", "System turn before it.")] = None,
@@ -169,7 +173,9 @@ def run(
         check_target(record_to)
     from dgemma_local.ui.prompt import check, read
 
-    text = read(file, prompt)
+    if PROMPT not in ctx.meta:  # the command may be asked again, without a default: a pipe is read once
+        ctx.meta[PROMPT] = read(file, prompt)
+    text = ctx.meta[PROMPT]
     if system is not None:
         check(system, "--system")
 

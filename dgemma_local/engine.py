@@ -129,17 +129,19 @@ class Conversation(Generic[CacheT]):
         max_tokens: int,
         *,
         stop: Callable[[Sequence[int]], int | None] = never,
+        rest: Callable[[], str] = str,
         first: Callable[[Sequence[int]], int | None] = never,
         blank: Callable[[Sequence[int]], bool] = spoken,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[Event]:
         """Answer `prompt`, at most `max_tokens` tokens, whatever the canvas length.
 
-        `stop` gets the answer so far and says how many of its tokens come before a stop string; `first` gets it before
-        each canvas, and says which token that one is to begin with. `blank` gets what an end token leaves of the first
-        canvas: where that is nothing for a reader, the canvas begins anew, once, with other noise, and end tokens are
-        not allowed up to where its end stood. `interrupted` is asked between steps. Raises PromptError
-        when prompt and one canvas exceed the context, NumericalError on NaN.
+        `stop` gets the answer so far and says how many of its tokens come before a stop string; `rest` says
+        then what text of the next token does, too. `first` gets the answer before each canvas, and says which token that
+        one is to begin with. `blank` gets what an end token leaves of the first canvas: where that is nothing for a
+        reader, the canvas begins anew, once, with other noise, and end tokens are not allowed up to where its end stood.
+        `interrupted` is asked between steps. Raises PromptError when prompt and one canvas exceed the context,
+        NumericalError on NaN.
         """
         L, room, most = self.model.canvas_length, self.context, self.model.max_positions
         if len(prompt) + L > room:
@@ -197,7 +199,13 @@ class Conversation(Generic[CacheT]):
             reason, struck = "interrupted", True
         if struck:  # maybe between a layer's keys and its values. Only here: its traceback had held the old cache
             self._start_over()
-        yield Finished(reason=reason, tokens=tuple(answer), canvases=number, steps=steps)
+        yield Finished(
+            reason=reason,
+            tokens=tuple(answer),
+            canvases=number,
+            steps=steps,
+            rest=rest() if reason == "stop" else "",
+        )
 
     def _reuse(self, prompt: Sequence[int]) -> int:
         """Crop the cache to what it shares with `prompt`; if its window is no longer held, start over."""

@@ -67,6 +67,7 @@ class Finished:
     tokens: tuple[int, ...]  # the answer, end token excluded
     canvases: int  # committed
     steps: int  # denoising steps over all canvases, void ones included
+    rest: str = ""  # of the answer, behind `tokens`: what stands before a stop string in the token it begins in
 
 
 Event = Prefilled | StepDone | Retried | CanvasCommitted | Finished

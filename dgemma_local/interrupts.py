@@ -1,13 +1,15 @@
-"""Signals: while torch is imported, while an answer is made, and while it is kept.
+"""Signals: before a command runs, while torch is imported, while an answer is made, and while it is kept.
 
 torch tries to import numpy and goes on without it, whatever was raised meanwhile: what the handler of a signal raises, too.
 So the import runs with Ctrl-C, SIGTERM and SIGHUP noted, and handled behind it.
 """
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType, TracebackType
 
@@ -15,17 +17,31 @@ from dgemma_local.errors import InstallationError
 
 ENDINGS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
 
+# As `ui.plain.json_error` writes it, before any of that is imported.
+EARLY = b'{"event": "failed", "outcome": "interrupted", "said": "interrupted", "fix": "", "exit_code": %d}\n'
+
+
+def leave_early(number: int, _: object) -> None:
+    """A signal before a command runs: as it would be without Python, but that `run --json` says so."""
+    for each in (signal.SIGINT, *ENDINGS):
+        signal.signal(each, signal.SIG_IGN)  # one is enough, and says its line whole
+    if sys.argv[1:2] == ["run"] and "--json" in sys.argv:
+        with suppress(OSError):
+            os.write(1, EARLY % (128 + number))
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
 
 def import_torch() -> None:
     """Raises KeyboardInterrupt where Ctrl-C came meanwhile, InstallationError where it cannot be imported.
 
-    A second signal of a kind ends the process at once.
+    A second signal of a kind ends the process at once, as one before a command runs.
     """
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, leave_early)
 
     # only the main thread may handle signals, and what is ignored or left to the system stays so
     main = threading.current_thread() is threading.main_thread()

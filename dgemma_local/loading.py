@@ -179,6 +179,25 @@ def verify(weights: Mapping[str, Weight], layout: Plan) -> None:
                 raise CheckpointError(f"{_culprit(layout, parameter, where, bad)} holds {what}", _AGAIN)
 
 
+def prove(weights: Mapping[str, Weight], layout: Plan) -> None:
+    """Raises CheckpointError naming the tensor: one that holds NaN or infinity anywhere.
+
+    It reads all that was loaded once more, which a load does not take the time for.
+    """
+    for place in layout.placements:
+        if not _all_finite(destination(weights, place)):
+            raise CheckpointError(f"{place.tensor} holds NaN or infinity", _AGAIN)
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    if tensor.dtype == torch.float8_e4m3fn:  # without infinities; torch finds no largest of its codes
+        return bool((tensor.view(torch.uint8) & (_LARGEST_E4M3 + 1)).amax() <= _LARGEST_E4M3)
+    if not tensor.is_floating_point():
+        return True  # E2M1, two in a byte: every code is a number
+    least, largest = tensor.aminmax()  # NaN where there is one; no memory of the tensor's size
+    return bool(least.isfinite() & largest.isfinite())
+
+
 def _faults(parameter: str, weight: Weight, heights: tuple[int, ...]) -> Iterator[tuple[Field, Tensor, str]]:
     """Field, [parts] or [experts, parts] bool, what is wrong where it is True."""
 

@@ -180,6 +180,17 @@ def read(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
     return {key: _checked(known[key], value, path) for key, value in _flat(toml_file.read(path), known, path)}
 
 
+def as_written(key: str) -> object:
+    """What the file says of one key, whatever else it says, unchecked. None: nothing, or the file cannot be read."""
+    try:
+        found: object = toml_file.read(file())
+    except ConfigError:
+        return None
+    for word in key.split("."):
+        found = found.get(word) if isinstance(found, Mapping) else None
+    return found
+
+
 def _flat(
     table: Mapping[str, Any], known: Mapping[str, Setting], path: Path, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Any]]:

@@ -131,13 +131,15 @@ class Session:
         noise = PhiloxNoise(seed, model.canvas_length, self.tokenizer.vocab_size, model.device)
         prompt = self.prompt(messages, thinking=thinking)
         self.pressed.clear()
+        search = StopSearch(self.tokenizer, stop, open_channel=self._opens(prompt))
         with noting_ctrl_c(self.pressed), _memory_told("while answering"):
             yield from self.conversation.answer(
                 prompt,
                 config,
                 noise,
                 max_tokens,
-                stop=StopSearch(self.tokenizer, stop, open_channel=self._opens(prompt)),
+                stop=search,
+                rest=lambda: search.rest,
                 first=never if think_tokens is None else self._closer(prompt, think_tokens),
                 blank=lambda tokens: is_blank(self._decoder(prompt), tokens),
                 interrupted=self.pressed.is_set,

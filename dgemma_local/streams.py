@@ -3,6 +3,7 @@
 Of both front ends: nothing is imported from outside the standard library, for machines without typer and rich.
 """
 
+import atexit
 import errno
 import os
 import signal
@@ -12,11 +13,10 @@ from io import RawIOBase, TextIOWrapper
 from typing import NoReturn
 
 from dgemma_local.errors import BROKEN_PIPE, DgemmaError
-from dgemma_local.interrupts import ENDINGS
+from dgemma_local.interrupts import ENDINGS, leave_early
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-# As `ui.plain.json_error` writes it, before any of that is imported.
-EARLY = b'{"event": "failed", "outcome": "interrupted", "said": "interrupted", "fix": "", "exit_code": 130}\n'
+_handed: set[int] = set()  # signals that `begun` took over: those of a console script, of no host of this module
 
 
 def prepare() -> None:
@@ -51,26 +51,39 @@ def _leave(number: int, _: object) -> NoReturn:
     raise Ended(number)
 
 
-def leave_early(number: int, _: object) -> None:
-    """Ctrl-C before a command runs: as the signal would without Python, but that `run --json` says so."""
-    signal.signal(number, signal.SIG_DFL)
-    if sys.argv[1:2] == ["run"] and "--json" in sys.argv:
-        with suppress(OSError):
-            os.write(1, EARLY)
-    os.kill(os.getpid(), number)
-
-
 def begun() -> None:
-    """From here on Ctrl-C is Python's exception."""
-    if signal.getsignal(signal.SIGINT) is leave_early:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """From here on Ctrl-C is Python's exception, and what else asks to leave is `Ended`."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), *((each, _leave) for each in ENDINGS)):
+        if signal.getsignal(number) is leave_early:
+            signal.signal(number, handler)
+            _handed.add(number)
+
+
+def ending() -> None:
+    """Once the end has begun: the next signal of a kind does not break off the last word, one more ends the process."""
+    for number in _handed:
+        signal.signal(number, _pass)
 
 
 def release() -> None:
-    """Once all is done: a signal that comes while the interpreter leaves ends the process, without a traceback."""
+    """Once all is said: a signal does not change the exit code any more.
+
+    A second one ends the process where a thread still holds it; behind that nothing heeds them.
+    """
+    atexit.register(_ignore)
     for number in (signal.SIGINT, *ENDINGS):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, _pass)
+
+
+def _pass(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
+
+
+def _ignore() -> None:
+    """The interpreter's own end would give every handler back to the system, which ends the process by a signal."""
+    for number in (signal.SIGINT, *ENDINGS):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def say(text: str) -> None:

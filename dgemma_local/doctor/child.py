@@ -86,17 +86,17 @@ def wishes() -> dict[str, Any]:
 
 
 def contents(folder: str, whole: bool) -> dict[str, Any]:
-    """A checkpoint's tensors placed in this architecture; `whole`: each read and proved as a load does."""
+    """A checkpoint's tensors placed in this architecture; `whole`: each read and proved, number by number."""
     from dgemma_local.checkpoint import open_checkpoint
     from dgemma_local.config import load_model_config
     from dgemma_local.layout import plan
-    from dgemma_local.loading import fill
+    from dgemma_local.loading import fill, prove
     from dgemma_local.schemes import scheme_of
 
     checkpoint = open_checkpoint(Path(folder))
     layout = plan(load_model_config(Path(folder)), checkpoint.tensors, scheme_of(checkpoint.quantisation))
     for alone in _apart(layout) if whole else ():
-        fill(checkpoint, alone)
+        prove(fill(checkpoint, alone), alone)
     return {"placed": len(layout.placements), "bytes": checkpoint.bytes}
 
 

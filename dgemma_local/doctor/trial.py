@@ -32,7 +32,7 @@ def contents(machine: Machine) -> Iterator[Finding]:
         if "error" in found:
             yield fail(name, found["error"], found.get("fix") or REPORT, folder=str(folder))
         elif whole:
-            yield ok(name, f"{size(found['bytes'])} read, as a load does: nothing that cannot be right", **found)
+            yield ok(name, f"{size(found['bytes'])} read, every number of it: nothing that cannot be right", **found)
         else:
             fitting.append(model)
     if fitting:

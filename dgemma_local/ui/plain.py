@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
+from io import BufferedWriter, FileIO
 from typing import TextIO
 
 from dgemma_local.errors import DgemmaError
 from dgemma_local.events import CanvasCommitted, Event, Finished, Prefilled, Retried, StepDone
 from dgemma_local.outcomes import Outcome, Verdict, of_error
+from dgemma_local.streams import ending
 from dgemma_local.ui.page import Page
 from dgemma_local.ui.record import Record, Timed
 
@@ -18,6 +21,7 @@ _NAMES: Mapping[type[Event], str] = {
     CanvasCommitted: "canvas_committed",
     Finished: "finished",
 }
+_at_work: dict[int, BufferedWriter] = {}  # by file descriptor: a line that may not be written whole yet
 
 
 def plain(events: Iterable[Timed], record: Record, page: Page) -> None:
@@ -50,13 +54,14 @@ def json_lines(events: Iterable[Timed], record: Record, out: TextIO, *, seconds:
 
 def json_error(error: BaseException, code: int, out: TextIO) -> None:
     """The last line where an error or a signal ended the run: `outcome` is null where it is none of an answer."""
-    ending = of_error(error)
+    ending()
+    found = of_error(error)
     said, fix = f"{type(error).__name__}: {error}", ""
-    if ending is Outcome.INTERRUPTED:
+    if found is Outcome.INTERRUPTED:
         said = "interrupted"
     if isinstance(error, DgemmaError):
         said, fix = error.what, error.fix
-    _line(out, "failed", {"outcome": ending and ending.value, "said": said, "fix": fix, "exit_code": code})
+    _line(out, "failed", {"outcome": found and found.value, "said": said, "fix": fix, "exit_code": code})
 
 
 def _ending(found: Verdict) -> dict[str, object]:
@@ -64,5 +69,28 @@ def _ending(found: Verdict) -> dict[str, object]:
 
 
 def _line(out: TextIO, name: str, values: Mapping[str, object]) -> None:
-    out.write(json.dumps({"event": name, **values}, allow_nan=False) + "\n")
+    """Writes it whole: where a signal breaks off the wait for a slow reader, the rest stands before the next line."""
+    text = json.dumps({"event": name, **values}, allow_nan=False) + "\n"
     out.flush()
+    number = -1
+    with suppress(OSError):  # a stream in memory
+        number = out.fileno()
+    if number < 0:
+        out.write(text)
+        out.flush()
+        return
+    try:
+        _finish(number)
+        _at_work[number] = BufferedWriter(FileIO(number, "w", closefd=False), len(text))
+        _at_work[number].write(text.encode())  # it fits in: nothing waits here
+        _finish(number)
+    except OSError:
+        out.write("\n")  # for `streams.ours`, which asks the stream itself
+        raise
+
+
+def _finish(number: int) -> None:
+    """Writes what is left of the line at work; what an exception of a signal leaves is counted to the byte."""
+    if number in _at_work:
+        _at_work[number].flush()
+        del _at_work[number]

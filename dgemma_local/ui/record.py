@@ -25,6 +25,14 @@ class Piece(Protocol):
     def text(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Text of the answer that no whole token holds: what stands before a stop string."""
+
+    text: str
+    kind: str = "answer"
+
+
 class Reader(Protocol):
     """`channels.AnswerDecoder`, of which a front end knows no more than this."""
 
@@ -94,6 +102,8 @@ class Record:
                 self.finished = event
                 self._tokens = list(event.tokens)
                 pieces = [*self._feed(len(self._tokens)), *self.reader.close()]
+                if event.rest:
+                    pieces.append(Rest(event.rest))
         for piece in pieces:
             self.text[piece.kind] += piece.text
         if self.watched is not None:

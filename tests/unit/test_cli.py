@@ -16,7 +16,7 @@ import pytest
 from fake_session import FakeSession
 from typer.testing import CliRunner
 
-from dgemma_local import __version__, cli, registry, streams
+from dgemma_local import __version__, cli, interrupts, registry, streams
 from dgemma_local.errors import CheckpointError, ConfigError, NumericalError, PromptError, TokenizerError, UnknownModel
 
 TESTS = Path(__file__).parent.parent
@@ -571,7 +571,7 @@ def test_ctrl_c_is_an_exception_once_a_command_runs(monkeypatch: pytest.MonkeyPa
         script.main()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen == [streams.leave_early, signal.default_int_handler]
+    assert seen == [interrupts.leave_early, signal.default_int_handler]
     scripts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"dgemma": "dgemma_local.__main__:main"}
 

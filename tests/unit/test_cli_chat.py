@@ -321,6 +321,8 @@ def test_a_shell_completes_the_names_of_what_is_saved(tmp_path: Path, monkeypatc
     for name in ("tea", "two words"):
         store.save(Conversation(name=name, model="m"), tmp_path / "dgemma" / "chats")
     assert cli_chat.saved_names("t") == ["tea", "two words"] and cli_chat.saved_names("tw") == ["two words"]
+    monkeypatch.setenv("_DGEMMA_COMPLETE", "complete_bash")  # which inserts it as it is
+    assert cli_chat.saved_names("t") == ["tea", r"two\ words"] and cli_chat.saved_names("two ") == [r"two\ words"]
 
 
 def test_what_is_saved_is_listed_without_torch_and_without_a_line_editor(tmp_path: Path) -> None:

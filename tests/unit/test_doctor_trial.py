@@ -1,6 +1,8 @@
 """Checkpoints, kernels and answers that are wrong when they are tried: the doctor finds it, and names the cure."""
 
 import json
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -102,6 +104,36 @@ def test_numbers_that_cannot_be_right_are_found_by_reading(own_demo: Path) -> No
     at.verify = False
     seen = found(trial.contents, at)
     assert seen["contents"].what == "tensors of this architecture, by their headers: demo, demo-nvfp4"
+
+
+SECOND = "model.decoder.layers.1."
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "code"),
+    [
+        ("sudoku", EMBEDDING, math.nan),
+        ("sudoku", f"{SECOND}experts.gate_up_proj", -math.inf),
+        ("sudoku-fp8", f"{SECOND}mlp.up_proj.weight", 0x7F),
+        ("sudoku-fp8", f"{SECOND}experts.1.gate_proj.weight", 0xFF),
+        ("sudoku-nvfp4", f"{SECOND}self_attn.k_proj.weight", math.nan),
+    ],
+)
+def test_one_number_that_is_none_is_found_in_any_tensor(tmp_path: Path, model: str, tensor: str, code: float) -> None:
+    shutil.copytree(MODELS / model, tmp_path / model)
+    file = tmp_path / model / "model.safetensors"
+    tensors = load_file(file)
+    damaged = tensors[tensor]
+    (damaged.view(torch.uint8) if damaged.itemsize == 1 else damaged).flatten()[-1] = code
+    save_file(tensors, file)
+    seen = found(trial.contents, machine(torch=dict(SEES), folders={"demo": tmp_path / model}, verify=True))
+    is_cured(seen["contents demo"], Level.FAIL, f"{tensor} holds NaN or infinity", "fetch the checkpoint again")
+
+
+def test_the_largest_numbers_of_every_form_are_numbers() -> None:
+    folders = {f"demo{form}": MODELS / f"sudoku{form}" for form in ("", "-fp8", "-nvfp4")}
+    seen = found(trial.contents, machine(torch=dict(SEES), folders=folders, verify=True))
+    assert {each.level for each in seen.values()} == {Level.OK} and len(seen) == len(folders)
 
 
 def test_a_tied_copy_that_differs_is_found_by_reading(own_demo: Path) -> None:

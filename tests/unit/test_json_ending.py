@@ -14,7 +14,7 @@ import scripted
 from scripted import model_of, says
 from typer.testing import CliRunner
 
-from dgemma_local import cli, errors, streams
+from dgemma_local import cli, errors, interrupts, streams
 from dgemma_local.cli_run import json_asked
 from dgemma_local.errors import RecordingError
 from dgemma_local.session import Session, open_session
@@ -39,6 +39,12 @@ def ending(found: Any) -> dict[str, Any]:
 
 def opens(monkeypatch: pytest.MonkeyPatch, what: Session | BaseException) -> None:
     monkeypatch.setitem(sys.modules, "dgemma_local.session", scripted.module(what))
+
+
+def defaults_of(monkeypatch: pytest.MonkeyPatch, folder: Path, lines: str) -> None:
+    """The user's file says so of `run`."""
+    (folder / "config.toml").write_text(f"[run]\n{lines}\n")
+    monkeypatch.setenv("DGEMMA_CONFIG", str(folder / "config.toml"))
 
 
 # Before the command's own function is called, and in it
@@ -94,15 +100,60 @@ def test_a_mistake_in_a_variable_or_in_the_defaults(
     ],
 )
 def test_it_is_asked_for_as_the_command_itself_would_see_it(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], variable: str | None, default: bool | None, asked: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    variable: str | None,
+    default: bool | None,
+    asked: bool,
 ) -> None:
     import typer
 
     group: Any = typer.main.get_command(cli.app)
     if variable is not None:
         monkeypatch.setenv("DGEMMA_RUN_JSON", variable)
-    ctx = typer.Context(group, default_map=None if default is None else {"run": {"as_json": default}})
-    assert json_asked(group.commands["run"], arguments, ctx) is asked
+    if default is not None:
+        defaults_of(monkeypatch, tmp_path, "json = true")
+    assert json_asked(group.commands["run"], arguments, typer.Context(group)) is asked
+
+
+@pytest.mark.parametrize("wrong", ["steps = 'x'", "nonsense = 1", "json = true\nsteps = 0"])
+def test_a_default_of_it_counts_beside_a_line_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str
+) -> None:
+    asked = "" if "json" in wrong else "json = true\n"
+    defaults_of(monkeypatch, tmp_path, asked + wrong)
+    found = dgemma("run", "-p", "Hi")
+    assert (ending(found)["outcome"], found.exit_code) == (None, errors.ConfigError.exit_code)
+    assert dgemma("run", "-p", "Hi", "--no-json").stdout == ""
+
+
+@pytest.mark.parametrize("lines", ["json = 'true'", "json = 1", "json = true\n[", "json = false\nsteps = 'x'"])
+def test_what_is_no_default_of_it_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str) -> None:
+    defaults_of(monkeypatch, tmp_path, lines)
+    found = dgemma("run", "-p", "Hi")
+    assert (found.stdout, found.exit_code) == ("", errors.ConfigError.exit_code)
+
+
+@pytest.mark.parametrize("flag", ["--show-thinking", "--visualize"])
+def test_a_default_of_it_that_gave_way_says_nothing(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setenv("DGEMMA_RUN_JSON", "1")
+    found = dgemma("run", "-p", "Hi", "-m", "nope", flag)
+    assert (found.stdout, found.exit_code) == ("", errors.UnknownModel.exit_code)
+    assert ending(dgemma("run", "-p", "Hi", "-m", "nope"))["exit_code"] == errors.UnknownModel.exit_code
+
+
+def test_nor_one_that_gave_way_to_the_command_s_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is asked again, and fails of something else."""
+    monkeypatch.setenv("DGEMMA_RUN_JSON", "1")
+    refused = [errors.UsageError("--json is refused", "drop --json"), errors.UnknownModel("no such model", "pick one")]
+
+    def refuse(*_: object) -> None:
+        raise refused.pop(0)
+
+    monkeypatch.setattr("dgemma_local.cli_run.check_prefer", refuse)
+    found = dgemma("run", "-p", "Hi")
+    assert (found.stdout, found.exit_code, refused) == ("", errors.UnknownModel.exit_code, [])
 
 
 def test_nothing_is_said_to_those_who_did_not_ask() -> None:
@@ -217,7 +268,7 @@ def test_ctrl_c_before_a_command_runs(module: str) -> None:
         "from dgemma_local.__main__ import main\nmain()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20)
-    assert (found.returncode, found.stderr, found.stdout) == (-signal.SIGINT, b"", streams.EARLY)
+    assert (found.returncode, found.stderr, found.stdout) == (-signal.SIGINT, b"", interrupts.EARLY % 130)
 
 
 def test_the_line_of_that_ctrl_c_is_the_one_of_every_other() -> None:
@@ -225,7 +276,7 @@ def test_the_line_of_that_ctrl_c_is_the_one_of_every_other() -> None:
 
     out = io.StringIO()
     json_error(KeyboardInterrupt(), errors.INTERRUPTED, out)
-    assert out.getvalue().encode() == streams.EARLY
+    assert out.getvalue().encode() == interrupts.EARLY % errors.INTERRUPTED
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

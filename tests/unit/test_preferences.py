@@ -675,6 +675,89 @@ def test_a_default_gives_way_where_dropping_it_is_the_cure(config: Path, monkeyp
     assert told(cardless, {}, "--device", "cuda") is not None
 
 
+def test_a_prompt_is_read_once_though_a_default_gives_way(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that is not there is found when the model is opened, behind the prompt."""
+    opened: list[str | None] = []
+    module = sys.modules["dgemma_local.session"]
+
+    def cardless(name: str, wishes: Any, *_: Any) -> FakeSession:
+        opened.append(wishes["device"])
+        if wishes["device"] == "cuda":
+            raise UsageError("torch sees no CUDA device", "drop --device cuda, or install a driver")
+        return session
+
+    monkeypatch.setattr(module, "open_session", cardless)
+    monkeypatch.setenv("DGEMMA_RUN_DEVICE", "cuda")
+    found = CliRunner().invoke(cli.app, ["run", "-"], input="Hi")
+    assert (found.exit_code, found.stdout, opened) == (0, "Hi user\n", ["cuda", None]), found.stderr
+    assert "without --device" not in found.stderr
+    assert "without --device" in CliRunner().invoke(cli.app, ["run", "-", "-v"], input="Hi").stderr
+    again = CliRunner().invoke(cli.app, ["run", "-"], input="Another")
+    assert again.exit_code == 0 and session.asked["messages"] == [{"role": "user", "content": "Another"}]
+
+
+@pytest.mark.parametrize("default", ["DGEMMA_DRAW_DEVICE", "draw.device"])
+def test_where_the_cure_alone_names_an_option_it_stays(
+    default: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = refusing(lambda _: ConfigError("it does not fit", "give --device cpu"))
+    if default.isupper():
+        monkeypatch.setenv(default, "cuda")
+        assert told(tight, {}) == (f"it does not fit (--device is set by {default})", "give --device cpu")
+    else:
+        found = told(tight, {"device": "cuda"})
+        assert found == (f"it does not fit ({default} is set in {config})", "give --device cpu")
+    assert told(tight, {"model": "x"}, "--device", "cuda") == ("it does not fit", "give --device cpu")
+
+
+@pytest.mark.parametrize(("name", "value"), [("VRAM", "0.001"), ("CONTEXT", "5")])
+def test_an_error_of_what_is_too_small_says_where_it_is_set(
+    name: str, value: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"DGEMMA_RUN_{name}", value)
+    found = dgemma("run", "-p", "Hello, hello, hello", "-m", "demo", "--device", "cpu")
+    what, fix = (line for line in found.stderr.splitlines() if line.startswith(("error", "  fix")))
+    assert f"--{name.lower()} is set by DGEMMA_RUN_{name}" in what and f"--{name.lower()}" in fix
+
+
+def test_a_default_that_a_flag_needs_is_not_idle(config: Path, session: FakeSession) -> None:
+    config.write_text("[run]\nvisualize = true\nstep = true\n", encoding="utf-8")
+    assert dgemma("run", "-p", "Hi").stdout == "Hi user\n"
+    for flags in (("--view", "grid"), ("--slow", "0.1")):
+        found = dgemma("run", "-p", "Hi", *flags)
+        assert found.exit_code == 0 and "--visualize needs stderr to be a terminal" in found.stderr, found.stderr
+        assert dgemma("run", "-p", "Hi", "--no-visualize", *flags).exit_code == UsageError.exit_code
+
+
+@pytest.mark.parametrize("flag", ["--no-step", "--slow=0", "--theme=auto", "--seed=1"])
+def test_it_is_where_none_does(flag: str, config: Path, session: FakeSession) -> None:
+    config.write_text("[run]\nvisualize = true\n", encoding="utf-8")
+    found = dgemma("run", "-p", "Hi", flag)
+    assert ("--visualize needs" in found.stderr, found.exit_code) == (flag == "--theme=auto", 0), found.stderr
+
+
+def test_a_default_that_a_flag_needs_is_as_firm(
+    config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Firmer than a variable; and what a flag took away is not said to be set."""
+    config.write_text("[run]\nvisualize = true\n", encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_RUN_QUIET", "1")
+    found = dgemma("run", "-p", "Hi", "--view", "grid")
+    assert found.exit_code == 0 and "--visualize needs stderr" in found.stderr, found.stderr
+    for flag in ("--json", "--quiet"):
+        found = dgemma("run", "-p", "Hi", "--view", "grid", flag)
+        assert found.stderr == "error: --view has nothing to show\n  fix: add --visualize\n"
+
+
+def test_a_default_alone_needs_nothing(config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text("[run]\nvisualize = true\n", encoding="utf-8")
+    monkeypatch.setenv("DGEMMA_RUN_VIEW", "grid")
+    found = dgemma("run", "-p", "Hi")
+    assert found.exit_code == 0 and "--visualize" not in found.stderr, found.stderr
+
+
 def test_a_variable_of_a_list_holds_one_text_on_each_line(
     config: Path, session: FakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

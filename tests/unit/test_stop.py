@@ -1,5 +1,6 @@
 """A stop string ends the answer, and only the answer: never a thought, a tool call, or a marker's name."""
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,23 @@ def test_the_first_of_several_counts_and_whole_tokens_are_cut() -> None:
     assert search("é€", "€") == "é"  # of a run of bytes, too
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "rest"),
+    [
+        ("Hi model", "odel", "m"),
+        ("Hi model user", "el us", "mod"),
+        ("<|channel>thought\nmodel<channel|>model", "del", "mo"),
+        ("Hi model", "model", ""),
+        ("Hi model", "user", ""),
+        ("é€", "€", ""),
+    ],
+)
+def test_what_stands_before_it_in_the_token_it_begins_in_is_known(text: str, stop: str, rest: str) -> None:
+    finder = StopSearch(small(), [stop])
+    finder(ids(text))
+    assert finder.rest == rest
+
+
 # Canvas by canvas
 
 
@@ -88,13 +106,15 @@ TOKENS = st.lists(st.sampled_from(sorted({*ids(MARKED), BYTE + 0xE2})), max_size
 @given(TOKENS, st.integers(1, 9), st.sampled_from(["i", "user", "€", "Hi\n", "el"]))
 @settings(max_examples=150, deadline=None)
 def test_it_is_found_canvas_by_canvas_and_nothing_of_it_is_left(tokens: list[int], width: int, stop: str) -> None:
-    found = grown(StopSearch(small(), [stop]), tokens, width)
-    assert found == StopSearch(small(), [stop])(tokens)
+    finder, whole = StopSearch(small(), [stop]), StopSearch(small(), [stop])
+    found = grown(finder, tokens, width)
+    assert found == whole(tokens) and finder.rest == whole.rest
     decoder = AnswerDecoder(small())
-    pieces = decoder.feed(tokens if found is None else tokens[:found])
+    pieces = [*decoder.feed(tokens if found is None else tokens[:found]), *decoder.close()]
     assert not any(stop in piece.text for piece in pieces if piece.kind == "answer") or found is None
-    if found is None and not any(small().is_control(token) for token in tokens):
-        assert stop not in small().decode(tokens)
+    if not any(small().is_control(token) for token in tokens):
+        text, at = small().decode(tokens).partition(stop)[:2]
+        assert "".join(piece.text for piece in pieces) + finder.rest == text and (found is not None) == bool(at)
 
 
 def test_what_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +151,9 @@ def test_an_answer_behind_a_thought_is_given_up_to_the_stop_string() -> None:
     assert len(canvases(THINKS)) > 2
     end = finished(scripted.session(*canvases(THINKS + "<turn|>")), "user")
     assert end.reason == "stop" and small().decode(end.tokens) == THINKS.removesuffix("user")
+    assert end.rest == ""
+    end = finished(scripted.session(*canvases(THINKS + "<turn|>")), "odel")
+    assert end.rest == "m" and small().decode(end.tokens) == THINKS.removesuffix("model Hi user")
     end = finished(scripted.session(*canvases(THINKS + "<turn|>")), "thought")
     assert end.reason == "end" and small().decode(end.tokens) == THINKS
 
@@ -143,6 +166,11 @@ def test_run_says_that_an_answer_began_with_it_only_where_one_did(monkeypatch: p
 
     found = run("--stop", "user")
     assert (found.exit_code, found.stdout) == (0, "Hi model Hi \n")
+    found = run("--stop", "odel")
+    assert (found.exit_code, found.stdout) == (0, "Hi m\n")
+    *_, last = map(json.loads, run("--stop", "odel", "--json").stdout.splitlines())
+    assert (last["answer"], last["rest"], last["pieces"][-1]["text"]) == ("Hi m", "m", "m")
+    assert run("--stop", "i").stdout == "H\n"
     found = run("--stop", "Hi")
     assert found.exit_code == 9 and "the answer began with a stop string" in found.stderr
 
