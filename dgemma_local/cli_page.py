@@ -36,8 +36,9 @@ class Help:
 
     exclusive: pairs of parameters of which the one from the weaker source gives way; both from one source stay, for the
     command to refuse. needs: a parameter that does nothing without one of those others: as a default it is idle then.
-    terminal: parameters that are idle, as a default, where stderr is none and no flag needs them.
-    less: pairs of numbers, the first below the second. at_most: numbers that, as a default, are what there is where there is less (`fit.AtMost`). Whatever else the command refuses beside a flag gives way to it, too: its own error says what (`_yielding`).
+    terminal: parameters that are idle, as a default, where stderr is none and no flag needs them. less: pairs of numbers,
+    the first below the second. at_most: numbers that, as a default, are what there is where there is less (`fit.AtMost`).
+    Whatever else the command refuses beside a flag gives way to it, too: its own error says what (`_yielding`).
     """
 
     examples: Sequence[str]

@@ -174,7 +174,10 @@ def file() -> Path:
 
 
 def read(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
-    """What the file says, by key, checked. Raises ConfigError: it is named and not there, unreadable, or says what means nothing."""
+    """What the file says, by key, checked.
+
+    Raises ConfigError: it is named and not there, unreadable, or says what means nothing.
+    """
     if os.environ.get("DGEMMA_CONFIG") and not os.path.exists(path):  # noqa: PTH110 - False where it cannot be looked at
         raise ConfigError(f"DGEMMA_CONFIG names {path}, which is not there", "correct the variable, or unset it")
     return {key: _checked(known[key], value, path) for key, value in _flat(toml_file.read(path), known, path)}
